@@ -153,6 +153,32 @@ class Visitor:
         )
         field.send_keys(str(path))
 
+    def drop(self, selector: str, path: Path) -> None:
+        """Drag a file from the desktop onto a box."""
+        box = self.wait(lambda: self.find(f"{selector} button"), f"{selector} for files")
+        x, y = self.driver.execute_script(
+            "arguments[0].scrollIntoView({block: 'center'});"
+            "const r = arguments[0].getBoundingClientRect();"
+            "return [r.x + r.width / 2, r.y + r.height / 2]",
+            box,
+        )
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            event = {"type": kind, "x": x, "y": y, "data": data}
+            self.driver.execute_cdp_cmd("Input.dispatchDragEvent", event)
+
+    def offered(self, selector: str) -> str:
+        """The kinds of files that the browser is told to offer when a box is clicked."""
+        return self.driver.execute_script(
+            "const box = document.querySelector(arguments[0]); let kinds;"
+            "const note = e => {"
+            "  if (e.target.type === 'file') { kinds = e.target.accept; e.preventDefault() } };"
+            "document.addEventListener('click', note);"
+            "box.querySelector('button').click();"
+            "document.removeEventListener('click', note); return kinds",
+            selector,
+        )
+
     def give(self, tab: str, path: Path, said: str) -> None:
         """Upload a picture, and wait until the page describes it so."""
         self.upload(f"#{tab}-file", path)
@@ -202,6 +228,11 @@ class Visitor:
 
     def toast(self) -> str:
         return self.wait(lambda: self.text(".toast-body"), "a message")
+
+    def dismiss(self) -> None:
+        """Close the message."""
+        self.click(".toast-close")
+        self.wait(lambda: not self.find(".toast-body"), "the end of the message")
 
     def download(self, selector: str, path: Path) -> Path:
         element = self.wait(lambda: self.find(selector), selector)

@@ -187,6 +187,75 @@ def test_bad_uploads_are_explained(visitor, tmp_path):
     visitor.run("denoise")  # the page still works
 
 
+def other_kinds(folder):
+    """Files that the page does not read, larger than its limit, and what it says of them."""
+    raw, heic = folder / "IMG_0001.CR2", folder / "IMG_0002.heic"
+    raw.write_bytes(b"II*\0" + bytes(3 << 20))
+    heic.write_bytes(b"\0\0\0\x24ftypheic" + bytes(3 << 20))
+    return {
+        raw: "IMG_0001.CR2 is a camera's raw file, which has no colours yet. "
+        "Export it as 16-bit TIFF",
+        heic: "IMG_0002.heic is a HEIF picture. Export it as JPEG or PNG.",
+    }
+
+
+def assert_refused(visitor, box, files):
+    """Dropped and chosen files are refused with their hints, and the page stays as it was."""
+    visitor.wait(lambda: visitor.find(f"{box} input[type=file]"), box)
+    before = visitor.text("body")
+    for send in (visitor.drop, visitor.upload):
+        for path, said in files.items():
+            send(box, path)
+            assert said in visitor.toast()
+            assert visitor.text(".toast-body").count("IMG_") == 1  # no message of Gradio's
+            visitor.dismiss()
+            visitor.wait(lambda: visitor.text("body") == before, "the page as it was")
+    assert not visitor.complaints()
+
+
+def test_raw_files_and_heic_are_refused_with_a_hint_in_every_box(visitor, tmp_path):
+    files = other_kinds(tmp_path)
+    assert_refused(visitor, "#denoise-file", files)
+    visitor.tab("Inpaint")
+    assert_refused(visitor, "#inpaint-file", files)
+    visitor.choose("#inpaint-mask", "File")
+    visitor.wait(lambda: "No mask yet" in visitor.text("body"), "the box for a mask")
+    assert_refused(visitor, "#inpaint-mask-file", files)
+    visitor.tab("CT")
+    slices = {path: f"{path.name} is not a DICOM file. Upload one CT slice" for path in files}
+    assert_refused(visitor, "#ct-file", slices)
+
+
+def test_a_refused_file_leaves_the_upload_and_its_result(visitor, downloads, tmp_path):
+    visitor.give("denoise", noisy_crop(tmp_path / "mine.png"), "mine.png, 96 x 96")
+    visitor.run("denoise")
+    assert_refused(visitor, "#denoise-file", other_kinds(tmp_path))
+    assert visitor.find("#denoise-slider img")
+    assert visitor.record("denoise", downloads)["input"] == "mine.png"
+    dropped = noisy_crop(tmp_path / "next.png", size=64)
+    visitor.drop("#denoise-file", dropped)
+    visitor.wait(lambda: "next.png, 64 x 64" in visitor.text("#denoise-picture"), "the next one")
+
+
+def test_telephones_are_offered_only_what_they_need_not_convert(visitor, tmp_path):
+    """An iPhone sends a JPEG of a HEIC photograph if the list has images, but not HEIC."""
+    agent = visitor.driver.execute_script("return navigator.userAgent")
+    phone = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605.1.15"
+    pictures = ".png, .jpg, .jpeg, .tif, .tiff, .npy"
+    try:
+        for name in (agent, phone):
+            visitor.driver.execute_cdp_cmd("Network.setUserAgentOverride", {"userAgent": name})
+            visitor.open()
+            assert visitor.offered("#denoise-file") == pictures
+            assert_refused(visitor, "#denoise-file", other_kinds(tmp_path))
+            assert visitor.offered("#denoise-file") == pictures  # in a box that was used
+            visitor.give("denoise", crop(tmp_path / "IMG_0002.png"), "IMG_0002.png, 96 x 96")
+    finally:
+        visitor.driver.execute_cdp_cmd("Network.setUserAgentOverride", {"userAgent": agent})
+    visitor.tab("CT")
+    assert visitor.offered("#ct-file") == ".dcm, .dicom, .ima"
+
+
 def test_a_picture_that_is_large_is_scaled_or_cut_or_taken_whole(visitor, tmp_path):
     pixels = np.tile(np.linspace(0, 255, 900).astype(np.uint8), (600, 1))
     Image.fromarray(pixels).save(tmp_path / "wide.png")

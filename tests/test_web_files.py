@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 import zipfile
 from pathlib import Path
@@ -16,9 +17,12 @@ from PIL import Image
 from web_files import contents, linked, listening, png, server_root, strange_files
 from web_runs import two_widths
 
+from convexlift.files.formats import EXPORTS
 from soak.page_visitor import API, PageVisitor, file_data, result_path, serving, wait_until
 
 require_gradio()
+
+from convexlift.web.uploads import PICTURES, SCANS  # noqa: E402
 
 SLOW = {
     "denoise-choice": "camera", "denoise-kind": "salt-and-pepper", "denoise-level": 0.5,
@@ -285,6 +289,33 @@ def test_uploads_that_are_refused_leave_nothing(visitor, folder):
     success, text = visitor.upload("denoise-file", "notes.png", b"no pixels")
     assert success
     assert "notes.png is not a PNG" in text
+    assert contents(folder) == before
+
+
+def test_boxes_name_kinds_for_browsers_and_leave_refusals_to_the_server(visitor):
+    """Gradio's own list would refuse other kinds without a hint what to export."""
+    boxes = {
+        component["props"]["elem_id"]: component["props"]
+        for component in visitor.config["components"]
+        if component["type"] == "file"
+    }
+    assert set(boxes) == set(UPLOADS.values())
+    for name, props in boxes.items():
+        assert props.get("file_types") is None
+        kinds = {c.replace("takes-", ".") for c in props["elem_classes"] if c != "drop"}
+        assert kinds == set(SCANS if name == "ct-file" else PICTURES)
+        assert not kinds & set(EXPORTS)  # telephones would not convert photographs of these kinds
+    listed = re.search(r"const refused = new Set\((\[.*?\])\)", visitor.config["head"])
+    assert set(json.loads(listed[1])) == set(EXPORTS)
+
+
+def test_a_raw_file_is_refused_with_a_hint_and_changes_nothing_else(visitor, folder):
+    before = contents(folder)
+    for box in ("denoise-file", "inpaint-file", "inpaint-mask-file"):
+        success, text = visitor.upload(box, "IMG_1.DNG", b"II*\0" + bytes(60))
+        assert success
+        assert "Export it as 16-bit TIFF" in text
+        assert "Press Start" not in text  # as if there were a new picture
     assert contents(folder) == before
 
 

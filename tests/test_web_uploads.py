@@ -154,7 +154,24 @@ BAD = {
     "a pickle": (lambda p: pickled_npy(p / "x.npy"), "Python objects"),
     "text": (lambda p: written(p / "x.png", b"hello"), "not a PNG, JPEG, TIFF or NPY"),
     "nothing": (lambda p: written(p / "x.png", b""), "not a PNG, JPEG, TIFF or NPY"),
-    "a GIF": (lambda p: saved(p / "x.gif", grey()), "not a PNG, JPEG, TIFF or NPY"),
+    "a GIF": (lambda p: saved(p / "x.gif", grey()), r"a kind that is not read\. Save it as PNG"),
+    "a raw file": (
+        lambda p: written(p / "x.NEF", b"MM\0*" + bytes(60)),
+        r"x\.NEF is a camera's raw file.*\. Export it as 16-bit TIFF.*, without noise reduction\.$",
+    ),
+    "a raw file without contents": (lambda p: written(p / "x.cr3", b""), "a camera's raw file"),
+    "HEIC": (
+        lambda p: written(p / "x.heic", b"\0\0\0\x24ftypheic" + bytes(52)),
+        r"x\.heic is a HEIF picture\. Export it as JPEG or PNG\.$",
+    ),
+    "HEIC that was renamed": (
+        lambda p: written(p / "x.jpg", b"\0\0\0\x24ftypmif1" + bytes(52)),
+        r"x\.jpg is a HEIF picture",
+    ),
+    "a JPEG file that is called HEIC": (
+        lambda p: written(p / "x.heic", saved(p / "y.jpg", grey()).read_bytes()[:64]),
+        "JPEG file with another ending",
+    ),
     "SVG": (lambda p: written(p / "x.svg", b"<svg/>"), "not a PNG, JPEG, TIFF or NPY"),
     "half a file": (
         lambda p: written(p / "x.png", saved(p / "y.png", grey(90, 90)).read_bytes()[:200]),

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import wraps
@@ -101,17 +101,23 @@ def plain_input(base: Any, value: Callable[[Any], Any], **options: Any) -> Any:
     return ABCMeta.__new__(type(base), f"Plain{base.__name__}", (base,), parts)(**options)
 
 
-def file_input(**options: Any) -> Any:
+def file_input(endings: Sequence[str], **options: Any) -> Any:
     """A file input; its value is the path, or None for anything but one file.
 
     Gradio's own creates an empty file for each upload, and trusts the ending of the name.
+
+    Args:
+        endings: of files that browsers offer, and to which telephones convert photographs. Others
+            can be dropped, and are refused with a hint: see ``templates/uploads.js``.
+        options: of Gradio's component.
     """
 
     def path(payload: Any) -> str | None:
         found = getattr(payload, "path", None)
         return found if isinstance(found, str) else None
 
-    return plain_input(gr.File, path, height=96, elem_classes="drop", **options)
+    classes = ["drop", *(f"takes-{ending.removeprefix('.')}" for ending in endings)]
+    return plain_input(gr.File, path, height=96, elem_classes=classes, **options)
 
 
 def mask_editor(**options: Any) -> Any:

@@ -49,8 +49,8 @@ class InpaintTab(Tab):
             label="Paint the missing pixels", visible=False, elem_id="inpaint-editor", height=420
         )
         self.mask_file = file_input(
-            label="Mask: white is known, black is missing", file_types=list(PICTURES),
-            visible=False, elem_id="inpaint-mask-file",
+            PICTURES, label="Mask: white is known, black is missing", visible=False,
+            elem_id="inpaint-mask-file",
         )  # fmt: skip
         self.mask_note = gr.HTML(visible=False)
         self.level = gr.Slider(

@@ -11,6 +11,7 @@ import gradio as gr
 import torch
 
 import convexlift
+from convexlift.files.formats import EXPORTS
 from convexlift.web import html
 from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
 from convexlift.web.ct_tab import CTTab
@@ -132,7 +133,7 @@ def build(
 
 
 def appearance() -> dict[str, Any]:
-    """Theme, style sheet and icon, as options of Gradio; nothing is fetched from other servers."""
+    """Options of Gradio: theme, style sheet, icon and script; nothing comes from other servers."""
     themes = gr.themes
     theme = themes.Base(
         primary_hue="blue",
@@ -152,7 +153,8 @@ def appearance() -> dict[str, Any]:
         "theme": theme,
         "css": TEMPLATES.get_template("style.css").render(),
         "head": f'<link rel="icon" href="data:image/svg+xml;base64,{icon}">'
-        '<meta name="color-scheme" content="light dark">',
+        '<meta name="color-scheme" content="light dark">'
+        f"<script>{TEMPLATES.get_template('uploads.js').render(refused=list(EXPORTS))}</script>",
     }
 
 

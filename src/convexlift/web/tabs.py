@@ -110,9 +110,8 @@ class Tab(ABC):
     def _inputs(self, first: InputPicture) -> None:
         megabytes = f"{self.site.limits.upload_bytes / MEGABYTE:g} MB"
         self.file = file_input(
-            label=f"{self.drop}, up to {megabytes}", file_types=list(self.endings),
-            elem_id=f"{self.name}-file",
-        )  # fmt: skip
+            self.endings, label=f"{self.drop}, up to {megabytes}", elem_id=f"{self.name}-file"
+        )
         self.mode = gr.Radio(
             list(zip(self.modes, (OWN, TRY), strict=True)), value=TRY, show_label=False,
             label="What to do", elem_id=f"{self.name}-mode",
@@ -157,31 +156,30 @@ class Tab(ABC):
 
     def _connect(self, *triggers: Any) -> None:
         display = self.display
-        uploaded = self.file.upload(
-            self._uploaded, {self.file, *self.reading},
-            [self.mode, self.part, self.choice, self.file], **QUIET,
-        )  # fmt: skip
         shown = [*display.shown, self.plan, self.part, self.choice, *self.changing]
-        for event in (
-            self.mode.input, self.part.input, self.choice.input, uploaded.then, *triggers
-        ):  # fmt: skip
+        for event in (self.mode.input, self.part.input, self.choice.input, *triggers):
             event(self._chosen, self.choices, shown, **QUIET)
+        # One event, so that a refused upload changes nothing, not even a result on display.
+        self.file.upload(
+            self._uploaded, {self.file, *self.reading, *self.choices},
+            [self.file, self.mode, *shown], **QUIET,
+        )  # fmt: skip
         self.controls.connect(
             self.inputs, [*display.shown, *display.files.values()], display.status, self._stream
         )
 
+    @tells_errors
     def _uploaded(self, values: Updates, request: gr.Request) -> Updates:
         if not self._received(self.name, self.file, values, request):
             return {self.file: None}
         # The visitor has not called this picture clean, whatever they said of the one before.
         examples = self._examples()
         choices = [*examples, ("My upload, which is clean", UPLOAD)]
-        return {
-            self.mode: OWN,
-            self.part: WHOLE,
-            self.choice: gr.update(choices=choices, value=examples[0][1]),
-            self.file: None,
-        }
+        chosen = {self.mode: OWN, self.part: WHOLE, self.choice: examples[0][1]}
+        shown = self._shown({**values, **chosen}, request)
+        shown[self.part].update(value=WHOLE)
+        shown[self.choice].update(choices=choices, value=examples[0][1])
+        return {**shown, self.mode: OWN, self.file: None}
 
     def _received(self, name: str, file: Any, values: Updates, request: gr.Request) -> bool:
         """Decode an upload, store the picture under a name, delete the file; errors are shown."""
@@ -201,6 +199,10 @@ class Tab(ABC):
 
     @tells_errors
     def _chosen(self, values: Updates, request: gr.Request) -> Updates:
+        return self._shown(values, request)
+
+    def _shown(self, values: Updates, request: gr.Request) -> Updates:
+        """Updates for another picture or mode."""
         session, mode = self.site.session(request), values[self.mode]
         picture = self._picture_if_any(session, values)
         upload = None if picture is None or picture.example else session.pictures[self.name]

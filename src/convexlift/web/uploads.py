@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from torch import Tensor
 
-from convexlift.files.formats import pillow
+from convexlift.files.formats import EXPORTS, pillow
 from convexlift.files.pictures import LUMA, read_picture, regrid
 from convexlift.files.png_jpeg import luma_table
 from convexlift.scans.files import read_volume
@@ -39,7 +39,8 @@ from convexlift.web.visitors import MOST_LAYERS, MOST_UPLOADS, Sessions, session
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".npy")
 SCANS = (".dcm", ".dicom", ".ima")
-"""Endings of file names, in upper or lower case."""
+"""Endings of file names, in upper or lower case. Not those of other kinds that could be offered
+only to refuse them: telephones convert photographs to one of these."""
 
 _WINDOW = ((-200 - LOWEST) / RANGE, (300 - LOWEST) / RANGE)  # soft tissue, -200 to 300 HU
 _MAGIC = {
@@ -48,6 +49,7 @@ _MAGIC = {
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
     "NPY": (b"\x93NUMPY",),
 }
+_HEIF = (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftypmif1", b"ftypmsf1", b"ftypavif")
 _ENDINGS = {"TIFF": (".tif", ".tiff"), "NPY": (".npy",)}
 _LONGEST_NAME = 40
 _DECODING = Lock()  # one file at a time: a large picture takes hundreds of megabytes
@@ -234,11 +236,15 @@ def _check_kind(path: Path, name: str, limits: Limits) -> None:
     with path.open("rb") as file:
         start = file.read(16)
     kind = next((k for k, openings in _MAGIC.items() if start.startswith(openings)), None)
+    suffix = path.suffix.lower()
+    other = ".heic" if start[4:12] in _HEIF else suffix  # often renamed to .jpg
+    if other in EXPORTS and kind in (None, "TIFF"):  # many raw files begin as TIFF files do
+        what, _, advice = EXPORTS[other].partition("; ")
+        raise PageError(f"{name} is {what}.", f"{advice[0].upper()}{advice[1:]}.")
     if kind is None:
         raise PageError(
             f"{name} is not a PNG, JPEG, TIFF or NPY file.", "Save the picture as one of these."
         )
-    suffix = path.suffix.lower()
     named = next((k for k, endings in _ENDINGS.items() if suffix in endings), None)
     if suffix not in PICTURES or named != (kind if kind in _ENDINGS else None):
         raise PageError(f"{name} is a {kind} file with another ending.", "Rename it.")
