@@ -309,10 +309,9 @@ class AdaptiveNetwork(InputConvexNetwork):
                 everywhere unless given.
         """
         if picture.ndim != 2 + self.dimensions or picture.shape[1] != self.in_channels:
-            wanted, got = SIZES[self.dimensions], tuple(picture.shape)
-            raise ValueError(
-                f"the guide reads pictures of shape (batch, {self.in_channels}, {wanted}), got {got}"
-            )
+            wanted = f"(batch, {self.in_channels}, {SIZES[self.dimensions]})"
+            got = tuple(picture.shape)
+            raise ValueError(f"the guide reads pictures of shape {wanted}, got {got}")
         if (place := first_non_finite(picture)) is not None:
             raise ValueError(f"the picture for the guide is {float(picture[place])} at {place}")
         level = self._per_image(_levels(noise, picture))
