@@ -16,7 +16,7 @@ an error, the smallest value is at an end. Only the objective and local bounds n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,7 @@ from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
 from convexlift.problems.lifting import DATA_DUAL, dual_names
+from convexlift.problems.packed_slopes import PackedDual
 from convexlift.problems.rounding import (
     PART,
     UNIT,
@@ -48,8 +49,10 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, converted, expand_per_image, foreign_parts
+from convexlift.tensors import converted, expand_per_image, foreign_parts
 
+Duals = Mapping[str, Tensor | PackedDual]
+"""Dual variables by name; large ones may be packed."""
 SPARE = 8.0
 """Numbers that must not be negative exceed their error bounds by this factor, since other checkers
 may have larger error bounds."""
@@ -80,7 +83,7 @@ class RoundedMinorant:
 
 
 def minorant_below(
-    problem: VariationalProblem, duals: Blocks, *, height_only: bool = False
+    problem: VariationalProblem, duals: Duals, *, height_only: bool = False
 ) -> RoundedMinorant:
     """The affine minorant of weight R from any dual variables, rounded down.
 
@@ -94,7 +97,7 @@ def minorant_below(
 
     def part(channels: slice, network: BoundNetwork) -> RoundedMinorant:
         return _minorant_below(
-            problem.with_network(network), Blocks({name: duals[name][:, channels]}), height_only
+            problem.with_network(network), {name: duals[name][:, channels]}, height_only
         )
 
     total = part(channels, network)
@@ -106,7 +109,7 @@ def minorant_below(
 
 
 def _minorant_below(
-    problem: VariationalProblem, duals: Blocks, height_only: bool
+    problem: VariationalProblem, duals: Duals, height_only: bool
 ) -> RoundedMinorant:
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
@@ -136,7 +139,9 @@ def _minorant_below(
     return RoundedMinorant(c, beta - error, _constant(problem))
 
 
-def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
+def _chosen(
+    h: Activation, dual: Tensor | PackedDual, t: Rounded
+) -> tuple[Rounded, tuple[Tensor, Tensor]]:
     """p = s t for the slopes s nearest to a dual variable; -<t, h*(s)> with its error."""
     p = t.value.new_empty((len(t.value), *dual.shape[1:]))
     pixels = p[0, 0].numel()
@@ -185,7 +190,7 @@ def _constant(problem: VariationalProblem) -> Tensor:
 
 
 def bounds_below(
-    problem: VariationalProblem, x: Tensor, duals: Blocks, radius: float
+    problem: VariationalProblem, x: Tensor, duals: Duals, radius: float
 ) -> Scopes[ProvenBound]:
     """The best lower bounds that dual variables prove, everywhere and near x.
 

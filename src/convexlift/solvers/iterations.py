@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.problems.packed_slopes import CODES, can_be_packed, feasible, pack
+from convexlift.problems.packed_slopes import CODES, all_packed, can_be_packed, feasible, pack
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
@@ -47,6 +47,13 @@ class RestartState(PDHGState):
     origin_v: Blocks
     memory: RestartMemory
 
+    def moved(self) -> RestartState:
+        """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
+        u, v = self.u, self.v
+        return replace(
+            self, w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v
+        )  # fmt: skip
+
 
 class Iterations:
     """An iterate w with its anchor, on whole tensors: for any problem, on any device.
@@ -67,6 +74,14 @@ class Iterations:
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
+
+    def packs(self, x: Tensor) -> bool:
+        """Whether states with such images have v, and w at the start, packed."""
+        return False
+
+    def packed(self, v: Blocks) -> Blocks:
+        """The dual variables of a start as states have them if ``packs``."""
+        return v
 
     def load(self, state: RestartState) -> None:
         """Take over w and the anchor; the tensors of the state are never modified."""
@@ -152,6 +167,18 @@ class TiledIterations(Iterations):
         self.operator, self.term, self.size = operator, term, size
         self._stored: RestartState | None = None
 
+    def packs(self, x: Tensor) -> bool:
+        """Whether v is large, of a single image, and can be packed."""
+        single = len(x) == 1 and x.dtype is torch.float32
+        return self.size >= LARGE and single and can_be_packed(self.term.activation)
+
+    def packed(self, v: Blocks) -> Blocks:
+        """The codes of v, unless it is packed already."""
+        if v[self.row].dtype is CODES:
+            return v
+        codes = all_packed(self.term.activation, v[self.row], self.term.weights)
+        return Blocks({self.row: codes})
+
     def load(self, state: RestartState) -> None:
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state)
@@ -159,14 +186,15 @@ class TiledIterations(Iterations):
         if state is self._stored:
             return
         self._stored = None
-        self.w = state.w_v[self.row].clone()
+        self.has_codes = state.anchor_v[self.row].dtype is CODES
+        w = state.w_v[self.row]
+        if w.dtype is CODES:  # the start
+            self.w = feasible(self.term.activation, w, self.term.weights)
+            self.origin_v = _sampled(state.origin_v)
+        else:
+            self.w = w.clone()
         self.w_v = Blocks({self.row: self.w})
         self.c = self._pulled()
-        single = len(self.w) == 1 and self.w.dtype is torch.float32
-        self.packed = self.size >= LARGE and single and can_be_packed(self.term.activation)
-        if self.packed and state.anchor_v[self.row].dtype is not CODES:
-            self.anchor_v = self._packed(state.anchor_v)
-            self.origin_v = _sampled(self._packed(state.origin_v))
 
     def store(self, state: RestartState) -> RestartState:
         """The state with the current w, which the next call continues in place."""
@@ -175,7 +203,7 @@ class TiledIterations(Iterations):
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
         """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
-        if not self.packed:
+        if not self.has_codes:
             return super().displacements(state)
         rows = slice(None, None, SAMPLED)
         v, anchor = (self._numbers(_sampled(each), rows) for each in (self.v, self.anchor_v))
@@ -185,15 +213,6 @@ class TiledIterations(Iterations):
             (way(self.u, state.origin_u), scale * far(v, self._numbers(self.origin_v, rows))),
             (way(self.u, self.anchor_u), scale * far(v, anchor)),
         )
-
-    def _packed(self, v: Blocks) -> Blocks:
-        """The codes of v, strip by strip."""
-        part = v[self.row]
-        codes = torch.empty_like(part, dtype=CODES)
-        for strip, _ in self.operator.strips(self._rows):
-            t = local(self.term.weights, slice(None), slice(None), strip)
-            codes[:, :, strip] = pack(self.term.activation, part[:, :, strip], t)
-        return Blocks({self.row: codes})
 
     def _numbers(self, v: Blocks, rows: slice) -> Blocks:
         """The numbers of the codes in some rows."""
@@ -219,7 +238,7 @@ class TiledIterations(Iterations):
             self.old_u = self.w_u
             self.u = self.saddle.prox_g(self.w_u - tau * Blocks({"x": self.c}), tau)
             x_bar = (2 * self.u - self.w_u)["x"]
-            kind = CODES if self.packed else self.w.dtype
+            kind = CODES if self.has_codes else self.w.dtype
             v = torch.empty_like(self.w, dtype=kind) if k == count else None
             self._pass(x_bar, sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
@@ -250,7 +269,7 @@ class TiledIterations(Iterations):
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
                 t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
-                    kept = pack(self.term.activation, new, t) if self.packed else new
+                    kept = pack(self.term.activation, new, t) if self.has_codes else new
                     v[one, :, strip] = kept
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
@@ -258,7 +277,7 @@ class TiledIterations(Iterations):
                 here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
                 if e:
                     past = anchor[one, :, strip]
-                    past = feasible(self.term.activation, past, t) if self.packed else past
+                    past = feasible(self.term.activation, past, t) if self.has_codes else past
                     here.add_(past, alpha=e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
         self.c = self.operator.padding.adjoint(c)
