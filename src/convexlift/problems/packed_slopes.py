@@ -88,6 +88,15 @@ def squares(h: Activation, codes: Tensor, t: Tensor) -> Tensor:
     return total
 
 
+def distance(h: Activation, codes: Tensor, others: Tensor, t: Tensor) -> Tensor:
+    """||p - q|| for each image, of two packed dual variables."""
+    total = torch.zeros(len(codes), dtype=torch.float64, device=codes.device)
+    for strip in _strips(codes):
+        p, q = (feasible(h, each[strip], local(t, *strip)) for each in (codes, others))
+        total += sum_per_image(p.sub_(q).square_())
+    return total.sqrt().to(t)
+
+
 def _strips(v: Tensor) -> Iterator[tuple[slice, slice, slice]]:
     """A few rows at a time, since intermediate results are large."""
     rows = max(1, CACHED * v.shape[-2] // v.numel())

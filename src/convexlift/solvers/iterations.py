@@ -16,7 +16,14 @@ from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.problems.packed_slopes import CODES, all_packed, can_be_packed, feasible, pack
+from convexlift.problems.packed_slopes import (
+    CODES,
+    all_packed,
+    can_be_packed,
+    distance,
+    feasible,
+    pack,
+)
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
@@ -140,8 +147,9 @@ class TiledIterations(Iterations):
     on strips that stay in a processor's cache, reads and writes w once instead of a dozen times.
 
     It works in place on the w of the last state, of which earlier states of the same solver have
-    no copy. A large v is packed (``packed_slopes``), so that three arrays of its size suffice: w,
-    and in 16 bits each v, the v of the best bound, and the anchor.
+    no copy. A large v is packed (``packed_slopes``), and so is the anchor, which moves in place as
+    well. So three arrays of the size of v suffice: w, and in 16 bits each v, the v of the best
+    bound, and the anchor.
     """
 
     name = "tiled"
@@ -185,12 +193,13 @@ class TiledIterations(Iterations):
         self.origin_v = state.origin_v
         if state is self._stored:
             return
-        self._stored = None
+        self._stored, self._owns_anchor = None, False
         self.has_codes = state.anchor_v[self.row].dtype is CODES
         w = state.w_v[self.row]
         if w.dtype is CODES:  # the start
             self.w = feasible(self.term.activation, w, self.term.weights)
-            self.origin_v = _sampled(state.origin_v)
+            origin = _sampled(state.origin_v)[self.row].clone()  # without the other rows
+            self.origin_v = Blocks({self.row: origin})
         else:
             self.w = w.clone()
         self.w_v = Blocks({self.row: self.w})
@@ -205,19 +214,25 @@ class TiledIterations(Iterations):
         """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
         if not self.has_codes:
             return super().displacements(state)
-        rows = slice(None, None, SAMPLED)
-        v, anchor = (self._numbers(_sampled(each), rows) for each in (self.v, self.anchor_v))
-        scale = (self.w.shape[-2] / v[self.row].shape[-2]) ** 0.5
-        way, far = self.coupling.way, self.coupling.dual_distances
+        v, anchor = (_sampled(each)[self.row] for each in (self.v, self.anchor_v))
+        t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
+        scale, way = (self.w.shape[-2] / v.shape[-2]) ** 0.5, self.coupling.way
+
+        def far(other: Tensor) -> Blocks:
+            return Blocks({self.row: scale * distance(self.term.activation, v, other, t)})
+
         return (
-            (way(self.u, state.origin_u), scale * far(v, self._numbers(self.origin_v, rows))),
-            (way(self.u, self.anchor_u), scale * far(v, anchor)),
+            (way(self.u, state.origin_u), far(self.origin_v[self.row])),
+            (way(self.u, self.anchor_u), far(anchor)),
         )
 
-    def _numbers(self, v: Blocks, rows: slice) -> Blocks:
-        """The numbers of the codes in some rows."""
-        t = local(self.term.weights, slice(None), slice(None), rows)
-        return Blocks({self.row: feasible(self.term.activation, v[self.row], t)})
+    def move_anchor(self, images: Tensor) -> None:
+        """As in ``Iterations``; a packed anchor moves in place once it is not another's tensor."""
+        anchor, v = self.anchor_v, self.v
+        super().move_anchor(images)
+        if self.has_codes:  # of the single image, which moves
+            own = anchor[self.row] if self._owns_anchor else torch.empty_like(v[self.row])
+            self.anchor_v, self._owns_anchor = Blocks({self.row: own.copy_(v[self.row])}), True
 
     def _pulled(self) -> Tensor:
         """K* w, strip by strip."""
@@ -292,5 +307,5 @@ class TiledIterations(Iterations):
 
 
 def _sampled(v: Blocks) -> Blocks:
-    """Every few rows, copied."""
-    return Blocks({name: part[:, :, ::SAMPLED].clone() for name, part in v.items()})
+    """Every few rows."""
+    return Blocks({name: part[:, :, ::SAMPLED] for name, part in v.items()})
