@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from convexlift.decisions import decided
-from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.fidelity import Fidelity, by_rows
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
@@ -222,13 +222,19 @@ def _behind_diagonal(
     d = converted(problem.operator.diagonal, x).expand_as(x)
     whole, bounded = _box_around(problem, x, None), problem.bounds.is_bounded
 
+    def infima(c: Rounded, *ends: Tensor, bounded: bool) -> Tensor:
+        def few(fidelity: Fidelity, value: Tensor, error: Tensor, *others: Tensor) -> tuple[Tensor]:
+            return (_pixel_infima(fidelity, Rounded(value, error), *others, bounded=bounded),)
+
+        return by_rows(few, problem.fidelity, c.value, c.error, d, *ends)[0]
+
     def bounds(theta: Tensor) -> Scopes[ProvenBound]:
         c, mixed = minorant.c.times(theta), _mixed(minorant, theta)
-        pixels = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
+        pixels = infima(c, *whole, bounded=bounded)
         everywhere = locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         if not bounded and decided((free := pixels.isinf()).any()):
             near = _box_around(problem, x, radius)
-            nearby = _pixel_infima(problem.fidelity, c, d, *near, bounded=True)
+            nearby = infima(c, *near, bounded=True)
             pixels = torch.where(free, nearby, pixels)
             locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         return Scopes(everywhere, locally)
@@ -244,7 +250,7 @@ def _behind_diagonal(
     safe = torch.where(seen, d, 1.0)
     v, reach = -minorant.c.value / safe, (SPARE * minorant.c.error / safe.abs()).expand_as(x)
     limit = torch.minimum(_ratio(high, v + reach), _ratio(low, v - reach))
-    free = _pixel_infima(problem.fidelity, minorant.c, d, *whole, bounded=False).isinf() & seen
+    free = infima(minorant.c, *whole, bounded=False).isinf() & seen
     limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-10)
     for fraction in MIXTURES:
         yield bounds(fraction * limit)
@@ -259,7 +265,8 @@ def _box_around(
     problem: VariationalProblem, x: Tensor, radius: float | None
 ) -> tuple[Tensor, Tensor]:
     """The box, or its part within a radius of x, a little larger."""
-    lower, upper = (torch.full_like(x, e) for e in (problem.bounds.lower, problem.bounds.upper))
+    ends = problem.bounds.lower, problem.bounds.upper
+    lower, upper = (x.new_full((), end).expand_as(x) for end in ends)
     if radius is None:
         return lower, upper
     rounding = gamma(2) * (x.abs() + radius)

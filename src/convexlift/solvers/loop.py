@@ -118,6 +118,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
     iteration, state = 0, ledger.state
     try:
         wanted = ledger.check(iteration, state)
+        ledger.take_evaluation()
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
