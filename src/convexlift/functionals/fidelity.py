@@ -234,13 +234,17 @@ def by_rows(function: PixelFunction, fidelity: Fidelity, *images: Tensor) -> tup
     large = like.device.type == "cpu" and like.numel() >= LARGE
     if foreign or not large or like.shape != fidelity.y.shape:
         return function(fidelity, *images)
-    height, parts = like.shape[-2], []
+    height, results = like.shape[-2], list[Tensor]()
     step = ALIGNED * max(1, CACHED * height // (ALIGNED * like.numel()))
     for top in range(0, height, step):
         rows = slice(top, top + step)
         here = (each[..., rows, :] if each.shape[-2:-1] == (height,) else each for each in images)
-        parts.append(function(fidelity.in_rows(rows), *here))
-    return tuple(torch.cat(each, -2) for each in zip(*parts, strict=True))
+        parts = function(fidelity.in_rows(rows), *here)
+        if not results:
+            results = [each.new_empty((*like.shape[:-2], height, like.shape[-1])) for each in parts]
+        for result, part in zip(results, parts, strict=True):
+            result[..., rows, :] = part
+    return tuple(results)
 
 
 class Anchored(Fidelity):

@@ -248,17 +248,21 @@ class TiledIterations(Iterations):
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
-        count, self.v = mix.shape[1], Blocks({})  # free the old v, which is large
+        # Images are large as well: as few intermediate ones as possible.
+        count, self.v = mix.shape[1], Blocks({})  # free the old v
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
-            self.old_u = self.w_u
-            self.u = self.saddle.prox_g(self.w_u - tau * Blocks({"x": self.c}), tau)
-            x_bar = (2 * self.u - self.w_u)["x"]
+            self.old_u, w = self.w_u, self.w_u["x"]
+            # prox_g(w - tau c)
+            self.u = self.saddle.prox_g(Blocks({"x": self.c.mul_(-tau.step("x", w)).add_(w)}), tau)
+            x = self.u["x"]
             kind = CODES if self.has_codes else self.w.dtype
             v = torch.empty_like(self.w, dtype=kind) if k == count else None
-            self._pass(x_bar, sigma[self.row], (a, b, e), v, measure and k == count)
+            self._pass((2 * x).sub_(w), sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
                 self.v = Blocks({self.row: v})
-            self.w_u = self.u * a + self.w_u * b + self.anchor_u * e
+            a, b, e = (expand_per_image(part, w) for part in (a, b, e))
+            new = (x * a).add_(w * b).add_(self.anchor_u["x"] * e)
+            self.w_u = Blocks({"x": new})
 
     def _dual_squares(self) -> Blocks:
         return Blocks({self.row: self.moved})
@@ -274,7 +278,8 @@ class TiledIterations(Iterations):
         """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, anchor = self.w, self.anchor_v[self.row]
         padded = self.operator.padding(x_bar)
-        c = torch.zeros_like(padded)
+        del x_bar
+        c = self.c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
         for i in range(w.shape[0]):
             one = slice(i, i + 1)
@@ -295,6 +300,7 @@ class TiledIterations(Iterations):
                     past = feasible(self.term.activation, past, t) if self.has_codes else past
                     here.add_(past, alpha=e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
+        del padded
         self.c = self.operator.padding.adjoint(c)
 
     def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, image: slice, strip: slice) -> Tensor:
