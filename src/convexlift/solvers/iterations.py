@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from convexlift.freed_memory import give_back
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.packed_slopes import (
@@ -191,6 +192,8 @@ class TiledIterations(Iterations):
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state)
         self.origin_v = state.origin_v
+        if state.anchor_v[self.row].dtype is CODES:
+            give_back()  # what was freed since the last call: such images are large
         if state is self._stored:
             return
         self._stored, self._owns_anchor = None, False
