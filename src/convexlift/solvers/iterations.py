@@ -192,8 +192,6 @@ class TiledIterations(Iterations):
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state)
         self.origin_v = state.origin_v
-        if state.anchor_v[self.row].dtype is CODES:
-            give_back()  # what was freed since the last call: such images are large
         if state is self._stored:
             return
         self._stored, self._owns_anchor = None, False
@@ -259,6 +257,8 @@ class TiledIterations(Iterations):
             self.u = self.saddle.prox_g(Blocks({"x": self.c.mul_(-tau.step("x", w)).add_(w)}), tau)
             x = self.u["x"]
             kind = CODES if self.has_codes else self.w.dtype
+            if self.has_codes and k in (1, count):
+                give_back()  # holes among large images, before v is made
             v = torch.empty_like(self.w, dtype=kind) if k == count else None
             self._pass((2 * x).sub_(w), sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
