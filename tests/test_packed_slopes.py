@@ -144,7 +144,9 @@ def test_a_packed_start_is_the_tangent_rounded(monkeypatch):
     assert all(v["v1"] is codes for v in (packed.w_v, packed.anchor_v, packed.origin_v))
     t = problem.weight * problem.network.output
     unpacked = feasible(problem.network.layers[0].activation, codes, t)
-    torch.testing.assert_close(unpacked, plain.v["v1"], rtol=1e-5, atol=1.1 * float(t.max()) / STEPS)
+    torch.testing.assert_close(
+        unpacked, plain.v["v1"], rtol=1e-5, atol=1.1 * float(t.max()) / STEPS
+    )
     torch.testing.assert_close(packed.sigma["v1"], plain.sigma["v1"], rtol=1e-3, atol=0)
     # From the duals of another method, too.
     again = solver.start(problem.initial_image(), plain.v)

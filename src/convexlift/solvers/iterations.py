@@ -266,6 +266,8 @@ class TiledIterations(Iterations):
             a, b, e = (expand_per_image(part, w) for part in (a, b, e))
             new = (x * a).add_(w * b).add_(self.anchor_u["x"] * e)
             self.w_u = Blocks({"x": new})
+        if self.has_codes:
+            give_back()
 
     def _dual_squares(self) -> Blocks:
         return Blocks({self.row: self.moved})
