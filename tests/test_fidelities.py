@@ -12,6 +12,11 @@ from scipy.optimize import minimize_scalar
 from strategies import floats
 
 import convexlift as cl
+from convexlift.functionals import fidelity as fidelities
+from convexlift.functionals.terms import Box, DiagonalFidelityTerm
+from convexlift.problems.certificate import judge
+from convexlift.problems.claims import InBoth, proved
+from convexlift.tensors import Blocks
 
 Y = torch.tensor([[[[0.0, 1.0], [2.0, 7.0]]]], dtype=torch.float64)
 every_fidelity = pytest.mark.parametrize("name", FIDELITIES)
@@ -20,6 +25,38 @@ every_fidelity = pytest.mark.parametrize("name", FIDELITIES)
 @every_fidelity
 def test_exam(name):
     cl.check_functional(FIDELITIES[name].make(Y))
+
+
+@every_fidelity
+@pytest.mark.parametrize("channels", [1, 3])
+def test_large_images_give_the_same_a_few_rows_at_a_time(name, channels, monkeypatch):
+    """To the last bit, with strips of 64 rows, of which the last is shorter."""
+    torch.manual_seed(0)
+    y = torch.rand(1, channels, 150, 21) + 0.1
+    f, d = FIDELITIES[name].make(y), (torch.rand(150, 21) > 0.3).to(y)
+    prox = DiagonalFidelityTerm(f, d, Box(0.0, 1.0)).prox
+    net = cl.networks.ridge(in_channels=channels, channels=4, kernel=3)
+    problem = cl.VariationalProblem(fidelity=f, regularizer=net, weight=0.1, box=(0, 2),
+                                    operator=cl.Mask(d))  # fmt: skip
+    x, duals = torch.rand_like(y), Blocks({"v1": 0.01 * torch.randn(1, 4, 150, 21)})
+    shapes, found = [], []
+    for large in (10**9, 1):
+        monkeypatch.setattr(fidelities, "LARGE", large)
+        monkeypatch.setattr(fidelities, "CACHED", 1)
+        excess = type(f).excess
+
+        def seen(self, w, *others, excess=excess):
+            shapes.append(w.shape[-2])
+            return excess(self, w, *others)
+
+        with torch.no_grad(), monkeypatch.context() as patched:
+            patched.setattr(type(f), "excess", seen)
+            bounds = judge(problem, x, duals)[1]
+            claimed = proved(InBoth(problem), x, duals, 0.0)[1]
+            moved = prox(2 * x, torch.full((1, 1, 1, 1), 0.7))
+        found.append((moved, bounds.near.gap, bounds.near.data.pixels, *claimed))
+    assert set(shapes) == {150, 64, 22}
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 @every_fidelity

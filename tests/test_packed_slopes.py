@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems import claims, rigorous_bounds
-from convexlift.problems.packed_slopes import CODES, STEPS, can_be_packed, feasible, pack
+from convexlift.problems import claims, minorant, packed_slopes, rigorous_bounds
+from convexlift.problems.claims import InBoth, proved
+from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.packed_slopes import (
+    CODES,
+    STEPS,
+    PackedDual,
+    all_packed,
+    can_be_packed,
+    distance,
+    feasible,
+    pack,
+    squares,
+)
 from convexlift.solvers import iterations
+from convexlift.solvers.pdhg import PDHG
+from convexlift.tensors import Blocks
 
 SIZE = 72
 pytestmark = pytest.mark.single_precision
@@ -46,6 +63,22 @@ def test_multipliers_of_zero_have_no_slope_and_give_zero():
     assert not feasible(h, pack(h, p, t), t).any()
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_sizes_and_parts_of_packed_slopes_are_those_of_the_numbers(alike, monkeypatch):
+    monkeypatch.setattr(packed_slopes, "CACHED", 3 * 7 * 40)  # strips of 7 rows, the last shorter
+    h = cl.Huber(0.01)
+    t = torch.rand(1, 3, 1, 1) if alike else torch.rand(1, 3, 30, 40)
+    p, q = (t * (2 * torch.rand(1, 3, 30, 40) - 1) for _ in range(2))
+    codes, others = all_packed(h, p, t), all_packed(h, q, t)
+    torch.testing.assert_close(codes, pack(h, p, t), rtol=0, atol=0)
+    p, q = feasible(h, codes, t), feasible(h, others, t)
+    torch.testing.assert_close(squares(h, codes, t), p.double().square().sum().reshape(1))
+    torch.testing.assert_close(distance(h, codes, others, t), (p - q).norm().reshape(1))
+    part = PackedDual(h, codes, t)[:, 1:]
+    assert part.shape == (1, 2, 30, 40)
+    torch.testing.assert_close(part.to(p.double()), p[:, 1:].double(), rtol=0, atol=0)
+
+
 def test_groups_and_unbounded_slopes_are_not_packed():
     assert not can_be_packed(cl.GroupNorm(2, cl.Huber(0.05)))
     assert not can_be_packed(cl.HalfSquare())
@@ -78,6 +111,101 @@ def test_a_solve_continues_from_a_packed_state(monkeypatch):
     cl.solve(problem, method=paper, stop=cl.StopWhen(max_iterations=2), start=first.state)
     other = denoising(weight=0.2)  # slopes are those of another weight
     assert cl.solve(other, start=first.state).status == (cl.Status.CONVERGED,)
+
+
+@pytest.mark.parametrize("part", [1, 2**22])
+def test_packed_dual_variables_prove_what_their_numbers_prove(part, monkeypatch):
+    """To the last bit: a proof file holds the numbers."""
+    for module in (claims, rigorous_bounds):
+        monkeypatch.setattr(module, "PART", part)
+    problem = denoising()
+    both, x = InBoth(problem), problem.fidelity.y.clamp(0, 1)
+    h, t = problem.network.layers[0].activation, problem.weight * problem.network.output
+    codes = pack(h, t * (2 * torch.rand(1, 32, SIZE, SIZE) - 1), t)
+    packed, found = proved(both, x, Blocks({"v1": codes}), 0.0)
+    numbers = feasible_duals(problem.network, problem.weight, x, Blocks({"v1": codes}))
+    _, expected = proved(both, x, numbers, 0.0)
+    assert packed[3]["v1"] is codes  # not copied, and unpacked in the end only
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert bool(found[-1].all())
+    claimed = claims.claim(problem, both.double, x, Blocks({"v1": codes}), tolerance=0.0)
+    torch.testing.assert_close(claimed.duals["v1"], numbers["v1"], rtol=0, atol=0)
+
+
+def test_a_packed_start_is_the_tangent_rounded(monkeypatch):
+    problem = denoising()
+    monkeypatch.setattr(minorant, "WORTHWHILE", 1)
+    plain = PDHG().solver(problem).start(problem.initial_image())
+    monkeypatch.setattr(iterations, "LARGE", 1)
+    solver = PDHG().solver(problem)
+    packed = solver.start(problem.initial_image())
+    codes = packed.v["v1"]
+    assert codes.dtype is CODES
+    assert all(v["v1"] is codes for v in (packed.w_v, packed.anchor_v, packed.origin_v))
+    t = problem.weight * problem.network.output
+    unpacked = feasible(problem.network.layers[0].activation, codes, t)
+    torch.testing.assert_close(
+        unpacked, plain.v["v1"], rtol=1e-5, atol=1.1 * float(t.max()) / STEPS
+    )
+    torch.testing.assert_close(packed.sigma["v1"], plain.sigma["v1"], rtol=1e-3, atol=0)
+    # From the duals of another method, too.
+    again = solver.start(problem.initial_image(), plain.v)
+    torch.testing.assert_close(again.v["v1"], codes, rtol=0, atol=1)
+
+
+def test_the_state_of_a_solution_is_small_and_stays_as_it_is(monkeypatch):
+    problem, stop = denoising(), cl.StopWhen(gap=None, max_iterations=60)
+    monkeypatch.setattr(iterations, "LARGE", 1)
+    state = cl.solve(problem, stop=stop).state
+    assert all(v["v1"] is state.v["v1"] for v in (state.w_v, state.anchor_v, state.origin_v))
+    before = state.v["v1"].clone()
+    cl.solve(problem, stop=stop, start=state)
+    torch.testing.assert_close(state.v["v1"], before, rtol=0, atol=0)
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of all tensors of at least some size, now and at most."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least, self.now, self.most, self._known = least, 0, 0, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if size < self.least or key in self._known:
+            return
+        self._known.add(key)
+        weakref.finalize(storage, self._gone, key, size)
+        self.now += size
+        self.most = max(self.most, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+@pytest.mark.parametrize("gap", [None, 0.05])
+def test_two_and_a_half_dual_variables_are_alive_at_most(gap, monkeypatch):
+    """w, and packed: v, the v of the best bound and the anchor. Claims add parts of one only."""
+    problem = denoising()
+    dual = 4 * 32 * SIZE**2
+    monkeypatch.setattr(iterations, "LARGE", 1)
+    for module, name, value in (
+        (iterations, "STRIP", 1), (minorant, "WORTHWHILE", 1), (minorant, "STRIP", 1),
+        (packed_slopes, "CACHED", 2**15), (claims, "PART", 1), (rigorous_bounds, "PART", 1),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    with Alive(dual // 2) as alive:
+        solution = cl.solve(problem, stop=cl.StopWhen(gap=gap, max_iterations=20))
+    assert gap is None or solution.status == (cl.Status.CONVERGED,)
+    assert 2 * dual <= alive.most <= 2.5 * dual
 
 
 def test_batches_are_not_packed(monkeypatch):

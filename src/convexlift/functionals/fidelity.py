@@ -21,7 +21,21 @@ import torch
 from torch import Tensor
 
 from convexlift.parts import ProblemPart, require_positive
-from convexlift.tensors import TensorRecord, first_non_finite, require_eager, sum_per_image
+from convexlift.tensors import (
+    TensorRecord,
+    first_non_finite,
+    foreign_parts,
+    require_eager,
+    sum_per_image,
+)
+
+LARGE = 2**19
+"""Images with fewer numbers are processed at once."""
+CACHED = 2**18
+"""Numbers of a larger image that are processed at once."""
+ALIGNED = 64
+"""Rows of it are a multiple of this: results are then the same to the last bit, since vector
+instructions divide the pixels in the same way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +117,16 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
             return values[images] if own else values
 
         return self._map(rows)
+
+    def in_rows(self, rows: slice) -> Self:
+        """The fidelity of some rows of data that are pixels."""
+        height = self.y.shape[-2]
+
+        def part(values: Tensor) -> Tensor:
+            own = values.ndim >= 2 and values.shape[-2] == height
+            return values[..., rows, :] if own else values
+
+        return self._map(part)
 
     @property
     def measured(self) -> Tensor:
@@ -195,6 +219,32 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
             at_end = at_end - self.density_rounding * (density.abs() + linear.abs())
             best = torch.where(usable, at_end, best)
         return best
+
+
+PixelFunction = Callable[..., tuple[Tensor, ...]]
+"""(fidelity, *images) -> images, pixel by pixel."""
+
+
+def by_rows(function: PixelFunction, fidelity: Fidelity, *images: Tensor) -> tuple[Tensor, ...]:
+    """function(fidelity, *images); of large images on a CPU, a few rows at a time.
+
+    Such a function has a dozen intermediate results. Numbers without rows belong to all of them.
+    """
+    like, foreign = images[0], any(True for _ in foreign_parts(fidelity))
+    large = like.device.type == "cpu" and like.numel() >= LARGE
+    if foreign or not large or like.shape != fidelity.y.shape:
+        return function(fidelity, *images)
+    height, results = like.shape[-2], list[Tensor]()
+    step = ALIGNED * max(1, CACHED * height // (ALIGNED * like.numel()))
+    for top in range(0, height, step):
+        rows = slice(top, top + step)
+        here = (each[..., rows, :] if each.shape[-2:-1] == (height,) else each for each in images)
+        parts = function(fidelity.in_rows(rows), *here)
+        if not results:
+            results = [each.new_empty((*like.shape[:-2], height, like.shape[-1])) for each in parts]
+        for result, part in zip(results, parts, strict=True):
+            result[..., rows, :] = part
+    return tuple(results)
 
 
 class Anchored(Fidelity):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.fidelity import Fidelity, by_rows
 from convexlift.networks.activations import Activation
 from convexlift.tensors import TensorRecord, plain_number
 
@@ -167,11 +167,14 @@ class DiagonalFidelityTerm(PrimalTerm):
 
     def prox(self, u: Tensor, tau: Tensor) -> Tensor:
         """Pixel by pixel."""
-        d = self.diagonal
+        (x,) = by_rows(self._prox, self.fidelity, u, self.diagonal, tau)
+        return x
+
+    def _prox(self, fidelity: Fidelity, u: Tensor, d: Tensor, tau: Tensor) -> tuple[Tensor]:
         seen = d != 0
         safe = torch.where(seen, d, 1.0)
-        w = self.fidelity.prox(safe * u, tau * safe**2)
-        return self.box.project(torch.where(seen, w / safe, u))
+        w = fidelity.prox(safe * u, tau * safe**2)
+        return (self.box.project(torch.where(seen, w / safe, u)),)
 
 
 @dataclass(frozen=True, eq=False)

@@ -256,6 +256,7 @@ class ConvolutionOperator(LinearOperator):
             parts = (kernels @ y.flatten(2)).reshape(len(y), in_channels, columns, height, width)
             for j in range(columns):
                 total[..., i : i + height, j : j + width] += parts[:, :, j]
+            del parts  # large: before the next ones are computed
         return total
 
     def output_shape(self, input_shape: Shape) -> Shape:

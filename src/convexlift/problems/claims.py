@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial, reduce
 
@@ -17,9 +17,9 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
-from convexlift.problems.lifting import feasible_duals
-from convexlift.problems.packed_slopes import CODES
-from convexlift.problems.rigorous_bounds import bounds_below
+from convexlift.problems.lifting import dual_names, feasible_duals
+from convexlift.problems.packed_slopes import CODES, PackedDual
+from convexlift.problems.rigorous_bounds import Duals, bounds_below
 from convexlift.problems.rounding import (
     PART,
     Rounded,
@@ -198,7 +198,15 @@ def claim(
     where the global gap is above the tolerance.
     """
     both = InBoth(problem, lambda: double)
-    return stated(x, *proved(both, x, witness, tolerance, radius), radius)
+    return unpacked(problem, stated(x, *proved(both, x, witness, tolerance, radius), radius))
+
+
+def unpacked(problem: VariationalProblem, claim: Claim) -> Claim:
+    """The claim with its dual variables as numbers."""
+    if all(part.dtype is not CODES for part in claim.duals.values()):
+        return claim
+    x = claim.x.to(problem.fidelity.y.dtype)
+    return replace(claim, duals=feasible_duals(problem.network, problem.weight, x, claim.duals))
 
 
 class InBoth:
@@ -226,7 +234,7 @@ class InBoth:
 
 
 Proved = tuple[Tensor, Tensor, Tensor, Blocks, Tensor, Tensor | None]
-"""Objective, lower bound, gap, p_i, theta and v of a claim."""
+"""Objective, lower bound, gap, p_i (which may be packed), theta and v of a claim."""
 
 
 def stated(x: Tensor, found: Proved, scopes: Sequence[Tensor], radius: float = RADIUS) -> Claim:
@@ -252,9 +260,9 @@ def proved(
     witness = Blocks(
         {n: part if part.dtype is CODES else part.to(y.dtype) for n, part in witness.items()}
     )
-    duals = feasible_duals(problem.network, problem.weight, x.to(y.dtype), witness)
+    duals, numbers = _proving(problem, x.to(y.dtype), witness)
     objective = objective_above(double, x.double())
-    bounds = bounds_below(double, x.double(), duals, radius)
+    bounds = bounds_below(double, x.double(), numbers, radius)
     bound, near = bounds.everywhere, torch.zeros_like(objective, dtype=torch.bool)
     if bounds.near is not bounds.everywhere:
         everywhere, local = (
@@ -272,6 +280,21 @@ def proved(
     gap = relative_gap(objective, lower)
     found = objective, lower, gap, duals, bound.theta, bound.v
     return found, (objective, lower, gap, near, proven)
+
+
+def _proving(problem: VariationalProblem, x: Tensor, witness: Blocks) -> tuple[Blocks, Duals]:
+    """The dual variables of a claim, to be kept and to be read.
+
+    Packed ones of a single layer, which are large, stay packed: the slopes of their codes are
+    feasible. ``unpacked`` gives the numbers that were read, to the last bit.
+    """
+    network, weight = problem.network, problem.weight
+    (name, *_) = dual_names(1, len(network.layers))
+    if len(network.layers) > 1 or witness[name].dtype is not CODES:
+        duals = feasible_duals(network, weight, x, witness)
+        return duals, duals
+    h = network.layers[0].activation
+    return witness, {**witness, name: PackedDual(h, witness[name], weight * network.output)}
 
 
 def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from convexlift.decisions import decided
-from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.fidelity import Fidelity, by_rows
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import choose_images, converted, expand_per_image, sum_per_image
@@ -138,8 +138,11 @@ def _diagonal_bounds(
     d = converted(problem.operator.diagonal, c).expand_as(c)
     one = at.objective.new_ones(c.shape[0])
 
+    def over_box(fidelity: Fidelity, x: Tensor, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+        return _over_box(partial(_pixel_excess, fidelity, x, *slopes), problem, x, radius)
+
     def bound(c: Tensor, theta: Tensor) -> tuple[DataBound, Tensor]:
-        pixels, free = _over_box(partial(_pixel_excess, problem, at.x, c, d), problem, at.x, radius)
+        pixels, free = by_rows(over_box, problem.fidelity, at.x, c, d)
         gap = sum_per_image(pixels) + slack.mixed(theta)
         nothing = pixels.new_zeros((pixels.shape[0], 0))
         return DataBound(pixels, nothing, theta, gap, ~free.flatten(1).any(1)), free
@@ -168,7 +171,7 @@ def _over_box(
 ) -> tuple[Tensor, Tensor]:
     """The excess over the box (near x only, where that is infinite), and where it is infinite."""
     lower, upper = problem.bounds.lower, problem.bounds.upper
-    whole = excess(torch.full_like(x, lower), torch.full_like(x, upper))
+    whole = excess(*(x.new_full((), end).expand_as(x) for end in (lower, upper)))
     free = whole.isinf()
     if decided(free.any()):
         near = excess((x - radius).clamp_min(lower), (x + radius).clamp_max(upper))
@@ -177,7 +180,7 @@ def _over_box(
 
 
 def _pixel_excess(
-    problem: VariationalProblem, x: Tensor, c: Tensor, d: Tensor, lower: Tensor, upper: Tensor
+    fidelity: Fidelity, x: Tensor, c: Tensor, d: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
     """f(d x) + c x minus its minimum over lower <= x' <= upper, pixel by pixel."""
     seen = d != 0
@@ -185,7 +188,7 @@ def _pixel_excess(
     safe = d if everything else torch.where(seen, d, 1.0)
     ends = safe * lower, safe * upper
     low, high = torch.minimum(*ends), torch.maximum(*ends)
-    of_seen = problem.fidelity.excess(safe * x, c / safe, low, high)
+    of_seen = fidelity.excess(safe * x, c / safe, low, high)
     return of_seen if everything else torch.where(seen, of_seen, linear_excess(c, x, lower, upper))
 
 

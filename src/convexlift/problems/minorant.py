@@ -38,7 +38,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.fused_pass import FusedPass
 from convexlift.problems.lifting import dual_names, made_feasible, pooled_layers
-from convexlift.problems.packed_slopes import feasible
+from convexlift.problems.packed_slopes import CODES, feasible, pack
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
 
@@ -169,18 +169,23 @@ class OnePass:
         minorant = Minorant(self.operator.padding.adjoint(c), used, (), slack + rest)
         return regularizer, minorant, last
 
-    def tangent(self, weight: Scalar, x: Tensor) -> Tensor:
-        """p = t h'(a), of a network with one layer: the dual variable of the tangent at x."""
+    def tangent(self, weight: Scalar, x: Tensor, *, packed: bool = False) -> Tensor:
+        """p = t h'(a), of a network with one layer: the dual variable of the tangent at x.
+
+        With ``packed``, its codes (``packed_slopes``).
+        """
         assert self.pooling is None
         h, above = self.layer.activation, _Above(self.network, weight, x)
         padded = self.operator.padding(x)
         _, height, width = self.layer.shape
-        p = x.new_empty((x.shape[0], self.operator.weight.shape[0], height, width))
+        shape = x.shape[0], self.operator.weight.shape[0], height, width
+        p = x.new_empty(shape, dtype=CODES if packed else x.dtype)
         for image, rows, halo in self._strips(x.shape[0]):
             a = self._preactivation(padded, image, rows, halo)
             for outputs, inputs in self._channels(a):
                 t = h.spread(above.multipliers((image, outputs, rows)))
-                p[image, inputs, rows] = t * h.select(outputs).derivative(a[:, inputs])
+                here = t * h.select(outputs).derivative(a[:, inputs])
+                p[image, inputs, rows] = pack(h, here, t) if packed else here
         return p
 
     def _preactivation(self, padded: Tensor, image: slice, rows: slice, halo: slice) -> Tensor:

@@ -9,12 +9,14 @@ a certified gap (measured), far below usual tolerances.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
-from convexlift.tensors import local
+from convexlift.tensors import local, sum_per_image
 
 CODES = torch.int16
 STEPS, MIDDLE = 2**16 - 1, 2**15
@@ -40,9 +42,63 @@ def feasible(h: Activation, v: Tensor, t: Tensor) -> Tensor:
         return h.clip_to_slopes(v, t)
     low, high = h.slopes
     p = torch.empty_like(v, dtype=t.dtype)
-    rows = max(1, CACHED * v.shape[-2] // v.numel())
-    for top in range(0, v.shape[-2], rows):  # a few at a time: intermediate results are large
-        strip = (slice(None), slice(None), slice(top, top + rows))
+    for strip in _strips(v):
         here, slope = local(t, *strip), v[strip].to(t.dtype).add_(MIDDLE)
         p[strip] = h.clip_to_slopes(slope.mul_((high - low) / STEPS).add_(low).mul_(here), here)
     return p
+
+
+@dataclass(frozen=True, eq=False)
+class PackedDual:
+    """A dual variable p = s t by its codes, read a few channels at a time like a tensor of p."""
+
+    h: Activation
+    codes: Tensor
+    t: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of p."""
+        return self.codes.shape
+
+    def __getitem__(self, place: tuple[slice, slice]) -> PackedDual:
+        """Some images and channels, still packed."""
+        images, channels = place
+        t = self.t[images if len(self.t) > 1 else slice(None), channels]
+        return PackedDual(self.h.select(channels), self.codes[place], t)
+
+    def to(self, like: Tensor) -> Tensor:
+        """p itself, rounded to the precision of t and then converted."""
+        return feasible(self.h, self.codes, self.t).to(like)
+
+
+def all_packed(h: Activation, p: Tensor, t: Tensor) -> Tensor:
+    """The codes of a large p, strip by strip."""
+    codes = torch.empty_like(p, dtype=CODES)
+    for strip in _strips(p):
+        codes[strip] = pack(h, p[strip], local(t, *strip))
+    return codes
+
+
+def squares(h: Activation, codes: Tensor, t: Tensor) -> Tensor:
+    """||p||^2 for each image, in double precision."""
+    total = torch.zeros(len(codes), dtype=torch.float64, device=codes.device)
+    for strip in _strips(codes):
+        total += sum_per_image(feasible(h, codes[strip], local(t, *strip)).square_())
+    return total
+
+
+def distance(h: Activation, codes: Tensor, others: Tensor, t: Tensor) -> Tensor:
+    """||p - q|| for each image, of two packed dual variables."""
+    total = torch.zeros(len(codes), dtype=torch.float64, device=codes.device)
+    for strip in _strips(codes):
+        p, q = (feasible(h, each[strip], local(t, *strip)) for each in (codes, others))
+        total += sum_per_image(p.sub_(q).square_())
+    return total.sqrt().to(t)
+
+
+def _strips(v: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """A few rows at a time, since intermediate results are large."""
+    rows = max(1, CACHED * v.shape[-2] // v.numel())
+    for top in range(0, v.shape[-2], rows):
+        yield slice(None), slice(None), slice(top, top + rows)

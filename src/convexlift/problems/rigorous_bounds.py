@@ -16,20 +16,21 @@ an error, the smallest value is at an end. Only the objective and local bounds n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from convexlift.decisions import decided
-from convexlift.functionals.fidelity import Fidelity
+from convexlift.functionals.fidelity import Fidelity, by_rows
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
 from convexlift.problems.lifting import DATA_DUAL, dual_names
+from convexlift.problems.packed_slopes import PackedDual
 from convexlift.problems.rounding import (
     PART,
     UNIT,
@@ -48,8 +49,10 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, converted, expand_per_image, foreign_parts
+from convexlift.tensors import converted, expand_per_image, foreign_parts
 
+Duals = Mapping[str, Tensor | PackedDual]
+"""Dual variables by name; large ones may be packed."""
 SPARE = 8.0
 """Numbers that must not be negative exceed their error bounds by this factor, since other checkers
 may have larger error bounds."""
@@ -80,7 +83,7 @@ class RoundedMinorant:
 
 
 def minorant_below(
-    problem: VariationalProblem, duals: Blocks, *, height_only: bool = False
+    problem: VariationalProblem, duals: Duals, *, height_only: bool = False
 ) -> RoundedMinorant:
     """The affine minorant of weight R from any dual variables, rounded down.
 
@@ -94,7 +97,7 @@ def minorant_below(
 
     def part(channels: slice, network: BoundNetwork) -> RoundedMinorant:
         return _minorant_below(
-            problem.with_network(network), Blocks({name: duals[name][:, channels]}), height_only
+            problem.with_network(network), {name: duals[name][:, channels]}, height_only
         )
 
     total = part(channels, network)
@@ -106,7 +109,7 @@ def minorant_below(
 
 
 def _minorant_below(
-    problem: VariationalProblem, duals: Blocks, height_only: bool
+    problem: VariationalProblem, duals: Duals, height_only: bool
 ) -> RoundedMinorant:
     network, count = problem.network, len(problem.network.layers)
     batch, output = problem.batch_size, problem.weight * network.output
@@ -136,7 +139,9 @@ def _minorant_below(
     return RoundedMinorant(c, beta - error, _constant(problem))
 
 
-def _chosen(h: Activation, dual: Tensor, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
+def _chosen(
+    h: Activation, dual: Tensor | PackedDual, t: Rounded
+) -> tuple[Rounded, tuple[Tensor, Tensor]]:
     """p = s t for the slopes s nearest to a dual variable; -<t, h*(s)> with its error."""
     p = t.value.new_empty((len(t.value), *dual.shape[1:]))
     pixels = p[0, 0].numel()
@@ -185,7 +190,7 @@ def _constant(problem: VariationalProblem) -> Tensor:
 
 
 def bounds_below(
-    problem: VariationalProblem, x: Tensor, duals: Blocks, radius: float
+    problem: VariationalProblem, x: Tensor, duals: Duals, radius: float
 ) -> Scopes[ProvenBound]:
     """The best lower bounds that dual variables prove, everywhere and near x.
 
@@ -217,13 +222,19 @@ def _behind_diagonal(
     d = converted(problem.operator.diagonal, x).expand_as(x)
     whole, bounded = _box_around(problem, x, None), problem.bounds.is_bounded
 
+    def infima(c: Rounded, *ends: Tensor, bounded: bool) -> Tensor:
+        def few(fidelity: Fidelity, value: Tensor, error: Tensor, *others: Tensor) -> tuple[Tensor]:
+            return (_pixel_infima(fidelity, Rounded(value, error), *others, bounded=bounded),)
+
+        return by_rows(few, problem.fidelity, c.value, c.error, d, *ends)[0]
+
     def bounds(theta: Tensor) -> Scopes[ProvenBound]:
         c, mixed = minorant.c.times(theta), _mixed(minorant, theta)
-        pixels = _pixel_infima(problem.fidelity, c, d, *whole, bounded=bounded)
+        pixels = infima(c, *whole, bounded=bounded)
         everywhere = locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         if not bounded and decided((free := pixels.isinf()).any()):
             near = _box_around(problem, x, radius)
-            nearby = _pixel_infima(problem.fidelity, c, d, *near, bounded=True)
+            nearby = infima(c, *near, bounded=True)
             pixels = torch.where(free, nearby, pixels)
             locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         return Scopes(everywhere, locally)
@@ -239,7 +250,7 @@ def _behind_diagonal(
     safe = torch.where(seen, d, 1.0)
     v, reach = -minorant.c.value / safe, (SPARE * minorant.c.error / safe.abs()).expand_as(x)
     limit = torch.minimum(_ratio(high, v + reach), _ratio(low, v - reach))
-    free = _pixel_infima(problem.fidelity, minorant.c, d, *whole, bounded=False).isinf() & seen
+    free = infima(minorant.c, *whole, bounded=False).isinf() & seen
     limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-10)
     for fraction in MIXTURES:
         yield bounds(fraction * limit)
@@ -254,7 +265,8 @@ def _box_around(
     problem: VariationalProblem, x: Tensor, radius: float | None
 ) -> tuple[Tensor, Tensor]:
     """The box, or its part within a radius of x, a little larger."""
-    lower, upper = (torch.full_like(x, e) for e in (problem.bounds.lower, problem.bounds.upper))
+    ends = problem.bounds.lower, problem.bounds.upper
+    lower, upper = (x.new_full((), end).expand_as(x) for end in ends)
     if radius is None:
         return lower, upper
     rounding = gamma(2) * (x.abs() + radius)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +37,8 @@ from convexlift.tf32 import full_precision
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""
+PART = 2**24
+"""Numbers of a layer that an objective computes at once; larger ones are divided into channels."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -216,8 +218,10 @@ class VariationalProblem(Described, TensorRecord):
         """D(A x, y) + weight R(x) for each image, +inf outside the box."""
         if (here := self.with_double()) is not self:
             return here.objective(x.cpu())
+        _check_shape(self, x, "x")
         with torch.no_grad(), full_precision():
-            return self.evaluate(x).objective
+            parts = (part.value(part.forward(x).z[-1]) for _, part in self.network.in_parts(PART))
+            return self.evaluation(x, reduce(torch.add, parts)).objective
 
     def subgradient(self, evaluation: Evaluation, *, data_term: bool = True) -> Tensor:
         """A subgradient of the objective (without the box) at the evaluated images.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem
+from convexlift.problems.packed_slopes import CODES, squares
 from convexlift.solvers.coupling import Coupling
 from convexlift.tensors import Blocks
 
@@ -68,13 +69,17 @@ def expected_sizes(saddle: SaddlePointProblem, coupling: Coupling, v: Blocks) ->
     An image that fits the data has v_0 = 0, but at the solution A* v_0 balances the force of R. An
     image inside the box has v_x = 0, but the force that moves it will press it against the box.
     Slopes of a layer that is nearly dead are no measure either: v_{i,1} = h' t, v_{i,2} = -t, and
-    v_L = h' t for the last layer, of weights t.
+    v_L = h' t for the last layer, of weights t, which may be packed.
     """
-    sizes = {n: part.sqrt().to(v[n]) for n, part in coupling.dual_squares(v).items()}
+    plain = Blocks({name: part for name, part in v.items() if part.dtype is not CODES})
+    sizes = {n: part.sqrt().to(v[n]) for n, part in coupling.dual_squares(plain).items()}
     for (name, *second), term in saddle.f:
         if second:
             sizes[name] = torch.maximum(sizes[name], ALIVE * sizes[second[0]])
         elif isinstance(term, LastLayerTerm):
+            if name not in plain:
+                found = squares(term.activation, v[name], term.weights)
+                sizes[name] = found.sqrt().to(term.weights)
             t = term.activation.spread(term.weights)
             alike = v[name][0].numel() / t[0].numel()  # units that share a weight
             steepest = (alike * coupling.dual_squares(Blocks({name: t}))[name]).sqrt()

@@ -14,9 +14,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from convexlift.freed_memory import give_back
 from convexlift.functionals.terms import LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.problems.packed_slopes import CODES, can_be_packed, feasible, pack
+from convexlift.problems.packed_slopes import (
+    CODES,
+    all_packed,
+    can_be_packed,
+    distance,
+    feasible,
+    pack,
+)
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
@@ -47,6 +55,13 @@ class RestartState(PDHGState):
     origin_v: Blocks
     memory: RestartMemory
 
+    def moved(self) -> RestartState:
+        """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
+        u, v = self.u, self.v
+        return replace(
+            self, w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v
+        )  # fmt: skip
+
 
 class Iterations:
     """An iterate w with its anchor, on whole tensors: for any problem, on any device.
@@ -67,6 +82,14 @@ class Iterations:
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
+
+    def packs(self, x: Tensor) -> bool:
+        """Whether states with such images have v, and w at the start, packed."""
+        return False
+
+    def packed(self, v: Blocks) -> Blocks:
+        """The dual variables of a start as states have them if ``packs``."""
+        return v
 
     def load(self, state: RestartState) -> None:
         """Take over w and the anchor; the tensors of the state are never modified."""
@@ -125,8 +148,9 @@ class TiledIterations(Iterations):
     on strips that stay in a processor's cache, reads and writes w once instead of a dozen times.
 
     It works in place on the w of the last state, of which earlier states of the same solver have
-    no copy. A large v is packed (``packed_slopes``), so that three arrays of its size suffice: w,
-    and in 16 bits each v, the v of the best bound, and the anchor.
+    no copy. A large v is packed (``packed_slopes``), and so is the anchor, which moves in place as
+    well. So three arrays of the size of v suffice: w, and in 16 bits each v, the v of the best
+    bound, and the anchor.
     """
 
     name = "tiled"
@@ -152,21 +176,35 @@ class TiledIterations(Iterations):
         self.operator, self.term, self.size = operator, term, size
         self._stored: RestartState | None = None
 
+    def packs(self, x: Tensor) -> bool:
+        """Whether v is large, of a single image, and can be packed."""
+        single = len(x) == 1 and x.dtype is torch.float32
+        return self.size >= LARGE and single and can_be_packed(self.term.activation)
+
+    def packed(self, v: Blocks) -> Blocks:
+        """The codes of v, unless it is packed already."""
+        if v[self.row].dtype is CODES:
+            return v
+        codes = all_packed(self.term.activation, v[self.row], self.term.weights)
+        return Blocks({self.row: codes})
+
     def load(self, state: RestartState) -> None:
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state)
         self.origin_v = state.origin_v
         if state is self._stored:
             return
-        self._stored = None
-        self.w = state.w_v[self.row].clone()
+        self._stored, self._owns_anchor = None, False
+        self.has_codes = state.anchor_v[self.row].dtype is CODES
+        w = state.w_v[self.row]
+        if w.dtype is CODES:  # the start
+            self.w = feasible(self.term.activation, w, self.term.weights)
+            origin = _sampled(state.origin_v)[self.row].clone()  # without the other rows
+            self.origin_v = Blocks({self.row: origin})
+        else:
+            self.w = w.clone()
         self.w_v = Blocks({self.row: self.w})
         self.c = self._pulled()
-        single = len(self.w) == 1 and self.w.dtype is torch.float32
-        self.packed = self.size >= LARGE and single and can_be_packed(self.term.activation)
-        if self.packed and state.anchor_v[self.row].dtype is not CODES:
-            self.anchor_v = self._packed(state.anchor_v)
-            self.origin_v = _sampled(self._packed(state.origin_v))
 
     def store(self, state: RestartState) -> RestartState:
         """The state with the current w, which the next call continues in place."""
@@ -175,30 +213,27 @@ class TiledIterations(Iterations):
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
         """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
-        if not self.packed:
+        if not self.has_codes:
             return super().displacements(state)
-        rows = slice(None, None, SAMPLED)
-        v, anchor = (self._numbers(_sampled(each), rows) for each in (self.v, self.anchor_v))
-        scale = (self.w.shape[-2] / v[self.row].shape[-2]) ** 0.5
-        way, far = self.coupling.way, self.coupling.dual_distances
+        v, anchor = (_sampled(each)[self.row] for each in (self.v, self.anchor_v))
+        t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
+        scale, way = (self.w.shape[-2] / v.shape[-2]) ** 0.5, self.coupling.way
+
+        def far(other: Tensor) -> Blocks:
+            return Blocks({self.row: scale * distance(self.term.activation, v, other, t)})
+
         return (
-            (way(self.u, state.origin_u), scale * far(v, self._numbers(self.origin_v, rows))),
-            (way(self.u, self.anchor_u), scale * far(v, anchor)),
+            (way(self.u, state.origin_u), far(self.origin_v[self.row])),
+            (way(self.u, self.anchor_u), far(anchor)),
         )
 
-    def _packed(self, v: Blocks) -> Blocks:
-        """The codes of v, strip by strip."""
-        part = v[self.row]
-        codes = torch.empty_like(part, dtype=CODES)
-        for strip, _ in self.operator.strips(self._rows):
-            t = local(self.term.weights, slice(None), slice(None), strip)
-            codes[:, :, strip] = pack(self.term.activation, part[:, :, strip], t)
-        return Blocks({self.row: codes})
-
-    def _numbers(self, v: Blocks, rows: slice) -> Blocks:
-        """The numbers of the codes in some rows."""
-        t = local(self.term.weights, slice(None), slice(None), rows)
-        return Blocks({self.row: feasible(self.term.activation, v[self.row], t)})
+    def move_anchor(self, images: Tensor) -> None:
+        """As in ``Iterations``; a packed anchor moves in place once it is not another's tensor."""
+        anchor, v = self.anchor_v, self.v
+        super().move_anchor(images)
+        if self.has_codes:  # of the single image, which moves
+            own = anchor[self.row] if self._owns_anchor else torch.empty_like(v[self.row])
+            self.anchor_v, self._owns_anchor = Blocks({self.row: own.copy_(v[self.row])}), True
 
     def _pulled(self) -> Tensor:
         """K* w, strip by strip."""
@@ -214,17 +249,25 @@ class TiledIterations(Iterations):
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
-        count, self.v = mix.shape[1], Blocks({})  # free the old v, which is large
+        # Images are large as well: as few intermediate ones as possible.
+        count, self.v = mix.shape[1], Blocks({})  # free the old v
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
-            self.old_u = self.w_u
-            self.u = self.saddle.prox_g(self.w_u - tau * Blocks({"x": self.c}), tau)
-            x_bar = (2 * self.u - self.w_u)["x"]
-            kind = CODES if self.packed else self.w.dtype
+            self.old_u, w = self.w_u, self.w_u["x"]
+            # prox_g(w - tau c)
+            self.u = self.saddle.prox_g(Blocks({"x": self.c.mul_(-tau.step("x", w)).add_(w)}), tau)
+            x = self.u["x"]
+            kind = CODES if self.has_codes else self.w.dtype
+            if self.has_codes and k in (1, count):
+                give_back()  # holes among large images, before v is made
             v = torch.empty_like(self.w, dtype=kind) if k == count else None
-            self._pass(x_bar, sigma[self.row], (a, b, e), v, measure and k == count)
+            self._pass((2 * x).sub_(w), sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
                 self.v = Blocks({self.row: v})
-            self.w_u = self.u * a + self.w_u * b + self.anchor_u * e
+            a, b, e = (expand_per_image(part, w) for part in (a, b, e))
+            new = (x * a).add_(w * b).add_(self.anchor_u["x"] * e)
+            self.w_u = Blocks({"x": new})
+        if self.has_codes:
+            give_back()
 
     def _dual_squares(self) -> Blocks:
         return Blocks({self.row: self.moved})
@@ -240,7 +283,8 @@ class TiledIterations(Iterations):
         """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, anchor = self.w, self.anchor_v[self.row]
         padded = self.operator.padding(x_bar)
-        c = torch.zeros_like(padded)
+        del x_bar
+        c = self.c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
         for i in range(w.shape[0]):
             one = slice(i, i + 1)
@@ -250,7 +294,7 @@ class TiledIterations(Iterations):
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
                 t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
-                    kept = pack(self.term.activation, new, t) if self.packed else new
+                    kept = pack(self.term.activation, new, t) if self.has_codes else new
                     v[one, :, strip] = kept
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
@@ -258,9 +302,10 @@ class TiledIterations(Iterations):
                 here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
                 if e:
                     past = anchor[one, :, strip]
-                    past = feasible(self.term.activation, past, t) if self.packed else past
+                    past = feasible(self.term.activation, past, t) if self.has_codes else past
                     here.add_(past, alpha=e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
+        del padded
         self.c = self.operator.padding.adjoint(c)
 
     def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, image: slice, strip: slice) -> Tensor:
@@ -273,5 +318,5 @@ class TiledIterations(Iterations):
 
 
 def _sampled(v: Blocks) -> Blocks:
-    """Every few rows, copied."""
-    return Blocks({name: part[:, :, ::SAMPLED].clone() for name, part in v.items()})
+    """Every few rows."""
+    return Blocks({name: part[:, :, ::SAMPLED] for name, part in v.items()})

@@ -22,6 +22,7 @@ from convexlift.problems.claims import (
     proved,
     relative_gap,
     stated,
+    unpacked,
 )
 from convexlift.problems.data_bound import Scopes, can_hold_everywhere
 from convexlift.problems.domains import moved_inside, places_inside
@@ -190,6 +191,7 @@ class Ledger:
         self._settle()
         self._replays.release()
         whole = join_images([each for each in self.claims if each is not None])
+        whole = unpacked(self.problem, whole)
         last = self.history.records[-1]
         numbers = torch.tensor(self._claimed, dtype=torch.float64).unbind(1)
         self.history.records[-1] = replace(last, lower_bound=numbers[0], gap=numbers[1])

@@ -47,7 +47,9 @@ def run(
         first = _first_state(replays, solver, start)
         ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)
         del first
-        return _iterate(ledger, solver, stop)
+        _iterate(ledger, solver, stop)
+        del solver  # with its iterate, which is large
+        return ledger.solution()
 
 
 solve_roughly = partial(run, rigorous=False)
@@ -112,10 +114,11 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
     return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 
 
-def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
+def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
     iteration, state = 0, ledger.state
     try:
         wanted = ledger.check(iteration, state)
+        ledger.take_evaluation()
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
@@ -139,7 +142,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> Solution:
         if not ledger.history or ledger.history[-1].iteration != iteration:
             ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)
-    return ledger.solution()
+    ledger.state = solver.finished(ledger.state)
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:

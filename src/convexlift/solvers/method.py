@@ -78,6 +78,10 @@ class Solver(ABC, Generic[StateT]):
         """Adapt the state at a check, given the evaluation of its images."""
         return state
 
+    def finished(self, state: StateT) -> StateT:
+        """The state of a solution, without tensors that only its own iterations need."""
+        return state
+
     def in_double(self, state: StateT) -> tuple[Solver[Any], State] | None:
         """A solver in double precision with its state, for images that rounding keeps from a gap.
 

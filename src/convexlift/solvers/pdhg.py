@@ -179,8 +179,19 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         if self.dtype is not None:
             x = x.to(self.problem.fidelity.y)
             duals = None if duals is None else duals.to_dtype(x.dtype)
-        u, v = lifted_start(self.problem, self.saddle, x, duals)
+        packed = self.iterations.packs(x)
+        u, v = lifted_start(self.problem, self.saddle, x, duals, packed=packed)
+        v = self.iterations.packed(v) if packed else v
         return self._from(u, v, first_sigma(self.saddle, self.coupling, u, v))
+
+    def _known(self, v: Blocks, x: Tensor) -> Blocks:
+        if self.iterations.packs(x):
+            return self.iterations.packed(v)
+        return super()._known(v, x)
+
+    def finished(self, state: RestartState) -> RestartState:
+        """w and the anchors are not needed to resume."""
+        return state.moved()
 
     def in_double(self, state: RestartState) -> tuple[RestartedPDHG, RestartState] | None:
         """The same iteration in double precision, if rounding is a large part of a step.

@@ -23,6 +23,7 @@ from convexlift.problems.lifting import (
     DATA_DUAL,
     SaddlePointProblem,
     dual_names,
+    feasible_duals,
     fitting_duals,
     made_feasible,
     primal_name,
@@ -166,23 +167,22 @@ class PDHGSolver(Solver[StateT]):
     def resume(self, state: State) -> StateT | None:
         """Continue from (u, v), or from the duals of another lift if these fit the network."""
         if isinstance(state, PDHGState) and state.fits(self.saddle):
-            u, v, sigma = (
-                each.to_dtype(self.problem.fidelity.y.dtype)
-                for each in (state.u, self._unpacked(state.v), state.sigma)
-            )
+            dtype = self.problem.fidelity.y.dtype
+            u, sigma = state.u.to_dtype(dtype), state.sigma.to_dtype(dtype)
+            v = self._known(state.v, u["x"])
             return self._restarted(replace(state, u=u, v=v, sigma=sigma))
         duals = fitting_duals(self.problem.network, state.x, state.duals)
         return None if duals is None else self.start(state.x, duals)
 
-    def _unpacked(self, v: Blocks) -> Blocks:
-        """Dual variables as numbers, of a state that may have them packed."""
+    def _known(self, v: Blocks, x: Tensor) -> Blocks:
+        """Dual variables as numbers, of a state that may have them packed, with images x."""
         packed = {
             names[0]: term
             for names, term in self.saddle.f
             if isinstance(term, LastLayerTerm) and v[names[0]].dtype is CODES
         }
         numbers = {n: feasible(term.activation, v[n], term.weights) for n, term in packed.items()}
-        return Blocks({**v, **numbers})
+        return Blocks({**v, **numbers}).to_dtype(x.dtype)
 
 
 class FixedStepPDHG(PDHGSolver[PDHGState]):
@@ -231,20 +231,26 @@ def lifted_start(
     saddle: SaddlePointProblem,
     x: Tensor,
     duals: Blocks | None = None,
+    *,
+    packed: bool = False,
 ) -> tuple[Blocks, Blocks]:
     """Primal blocks by a forward pass from the image x, dual blocks by one backward pass.
 
     The duals belong to the tangent at x: p_i = h_i'(a_i) t_i for v_{i,1}, -t_i for v_{i,2}
     (the sum of t_i over a block, where layer i was lifted after its pooling),
     and f'(A x) for a dualised fidelity, so that a good image starts with good duals. Or p_i
-    comes from the ``duals`` of an earlier solution by any method, made feasible.
+    comes from the ``duals`` of an earlier solution by any method, made feasible. The tangent of a
+    network that has one large layer can be ``packed``.
     """
     count = len(problem.network.layers)
     one_pass = OnePass.of(problem.network)
     u = {"x": x}
     v = {}
     if count == 1 and one_pass is not None and duals is None:
-        v[dual_names(1, 1)[0]] = one_pass.tangent(problem.weight, x)
+        v[dual_names(1, 1)[0]] = one_pass.tangent(problem.weight, x, packed=packed)
+    elif count == 1 and duals is not None:  # nothing else is needed, and layers are large
+        (name,) = dual_names(1, 1)
+        v[name] = feasible_duals(problem.network, problem.weight, x, duals)[name]
     else:
         layers = problem.network.hidden(x)
         if duals is None:

@@ -187,6 +187,11 @@ class SaturatedPDHG(Solver[SaturatedState]):
             full = self.full.advance(full, iterations)
         return replace(state, without=without, full=full)
 
+    def finished(self, state: SaturatedState) -> SaturatedState:
+        """Both states without tensors that only iterations need."""
+        without, full = (s and s.moved() for s in (state.without, state.full))
+        return replace(state, without=without, full=full)
+
     def reconsider(self, state: SaturatedState, evaluation: Evaluation) -> SaturatedState:
         """Images that left the saturated region get their last layer back, permanently."""
         left = state.holds & ~self.head.holds(evaluation.last)
