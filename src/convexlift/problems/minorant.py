@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from convexlift.decisions import decided
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import (
     IMAGE,
@@ -84,6 +85,24 @@ def minorant_at(problem: VariationalProblem, at: Evaluation, duals: Blocks) -> M
     if one_pass is not None:
         return one_pass(weight, at.x, duals)[1]
     return Minorant.of(network, at.layers, made_feasible(network, weight, at.x, duals))
+
+
+def image_of_duals(problem: VariationalProblem, x: Tensor, duals: Blocks) -> Tensor | None:
+    """argmin_x D(A x, y) + <c, x> in the box, c the slope of the minorant of dual variables.
+
+    At a solution, the solution itself. For quadratic data of single pixels, all of them seen; else
+    None. Any images x will do.
+    """
+    d, k, y = problem.operator.diagonal, problem.fidelity.curvature, problem.fidelity.y
+    if d is None or k is None or not decided((steepness := k * d.to(y).square()).gt(0).all()):
+        return None
+    network, weight = problem.network, problem.weight
+    one_pass = OnePass.of(network)
+    if one_pass is None:
+        c = made_feasible(network, weight, x, duals).c
+    else:
+        c = one_pass(weight, x, duals)[1].c
+    return problem.bounds.project((k * d * y - c) / steepness)
 
 
 def layer_losses(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -28,11 +26,13 @@ from convexlift.problems.data_bound import Scopes, can_hold_everywhere
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.minorant import image_of_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
 from convexlift.solvers.replays import Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
+from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tensors import (
     Blocks,
     choose_images,
@@ -278,6 +278,9 @@ class Ledger:
             else:
                 replays, wanted = Replays(some), list(range(len(images)))
                 best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
+        if self._global:
+            objective = self.objective if isinstance(rows, slice) else self.objective[images]
+            best = _better(replays.both.problem, best, objective, witness)
         tolerance, x = self.tolerance or 0.0, best
         found, numbers = replays(proved, x, witness, tolerance)
         fine = numbers[0].isfinite()
@@ -373,21 +376,14 @@ class Ledger:
         return lower, gap
 
 
-class Stopwatch:
-    """A clock that starts when it is made and can be paused."""
+def _better(problem: VariationalProblem, x: Tensor, objective: Tensor, duals: Blocks) -> Tensor:
+    """The images that go with dual variables, where they are better than x, else x.
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    def seconds(self) -> float:
-        """Seconds until now, without the pauses."""
-        return time.perf_counter() - self._start
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Pause the clock inside the block."""
-        before = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._start += time.perf_counter() - before
+    Iterations in which distances of dual variables count more (``Coupling.dual_weight``) leave
+    images behind.
+    """
+    other = image_of_duals(problem, x, duals)
+    if other is None:
+        return x
+    chosen: Tensor = choose_images(problem.objective(other).cpu() < objective, other, x)
+    return chosen

@@ -11,11 +11,12 @@ from torch import Tensor
 from convexlift.problems.claims import InBoth
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.solvers.gradient_methods import LBFGS
-from convexlift.solvers.ledger import Callback, Ledger, Stopwatch
+from convexlift.solvers.ledger import Callback, Ledger
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.replays import Replays
 from convexlift.solvers.solution import Solution, Status, StopWhen
+from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tensors import choose_images
 from convexlift.tf32 import full_precision
 

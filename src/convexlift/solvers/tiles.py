@@ -28,9 +28,10 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.problems.windows import CoreSums, LargeProblem, Window
 from convexlift.proofs import Proof
 from convexlift.solvers.autograd import refuse_gradients
-from convexlift.solvers.ledger import Callback, Stopwatch
+from convexlift.solvers.ledger import Callback
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
+from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.solvers.tile_tasks import (
     TileJob,
     TileResult,
