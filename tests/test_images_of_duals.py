@@ -46,7 +46,8 @@ CASES = {
 def test_at_the_solution_it_is_the_solution(case):
     problem = stated(**CASES[case])
     best = cl.solve(problem, stop=cl.StopWhen(gap=1e-12, max_iterations=3000))
-    image = image_of_duals(problem, torch.zeros_like(best.x), best.duals)
+    image, objective = image_of_duals(problem, torch.zeros_like(best.x), best.duals)
+    torch.testing.assert_close(objective, best.objective)
     torch.testing.assert_close(image, best.x, rtol=0, atol=1e-5)
 
 
@@ -56,7 +57,7 @@ def test_it_minimises_the_data_term_and_the_minorant(case):
     problem = stated(**CASES[case])
     duals = cl.solve(problem, stop=cl.StopWhen(max_iterations=1)).duals
     c = lift(problem).K.adjoint(duals)["x"]
-    x = image_of_duals(problem, c, duals)
+    x, _ = image_of_duals(problem, c, duals)
     d, k = problem.operator.diagonal, problem.fidelity.curvature
     slope = k * d * (d * x - problem.fidelity.y) + c
     moved = problem.bounds.project(x - 0.01 * slope)

@@ -96,8 +96,9 @@ def test_a_packed_solve_ends_like_a_plain_one(fidelity, smoothing, monkeypatch):
     assert packed.status == plain.status == (cl.Status.CONVERGED,)
     assert float(packed.gap) <= 1e-3
     assert abs(int(packed.iterations) - int(plain.iterations)) <= 10 + int(plain.iterations) // 5
-    checked = cl.certify(problem, packed.x, packed.duals)
-    torch.testing.assert_close(checked.lower_bound, packed.lower_bound, rtol=1e-6, atol=0)
+    checked = cl.certify(problem, packed.x, packed.duals)  # which tries the tangent at x, too
+    assert (checked.lower_bound >= (1 - 1e-6) * packed.lower_bound).all()
+    torch.testing.assert_close(checked.lower_bound, packed.lower_bound, rtol=1e-4, atol=0)
 
 
 def test_a_solve_continues_from_a_packed_state(monkeypatch):

@@ -12,7 +12,7 @@ import zoo
 
 import convexlift as cl
 from convexlift.problems import claims
-from convexlift.solvers import ledger
+from convexlift.solvers import stopwatch
 
 METHODS = [
     cl.PDHG(),
@@ -142,7 +142,7 @@ class Clock:
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(ledger, "time", SimpleNamespace(perf_counter=self.read))
+        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=self.read))
 
     def read(self) -> float:
         self.now += 0.1

@@ -40,10 +40,7 @@ in double precision."""
 
 
 class Padding(LinearOperator):
-    """x continued past its edges by ``margin`` = (rows, columns); the adjoint folds back.
-
-    The margin of volumes is (slices, rows, columns).
-    """
+    """x continued past its edges by ``margin`` = (rows, columns), or (slices, rows, columns)."""
 
     def __init__(self, input_shape: Shape, margin: tuple[int, ...], boundary: Boundary) -> None:
         sides = input_shape[-len(margin) :]

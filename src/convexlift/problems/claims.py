@@ -17,9 +17,10 @@ from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
-from convexlift.problems.lifting import dual_names, feasible_duals
-from convexlift.problems.packed_slopes import CODES, PackedDual
-from convexlift.problems.rigorous_bounds import Duals, bounds_below
+from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.minorant import proving_duals
+from convexlift.problems.packed_slopes import CODES
+from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rounding import (
     PART,
     Rounded,
@@ -260,7 +261,7 @@ def proved(
     witness = Blocks(
         {n: part if part.dtype is CODES else part.to(y.dtype) for n, part in witness.items()}
     )
-    duals, numbers = _proving(problem, x.to(y.dtype), witness)
+    duals, numbers = proving_duals(problem, x.to(y.dtype), witness)
     objective = objective_above(double, x.double())
     bounds = bounds_below(double, x.double(), numbers, radius)
     bound, near = bounds.everywhere, torch.zeros_like(objective, dtype=torch.bool)
@@ -280,21 +281,6 @@ def proved(
     gap = relative_gap(objective, lower)
     found = objective, lower, gap, duals, bound.theta, bound.v
     return found, (objective, lower, gap, near, proven)
-
-
-def _proving(problem: VariationalProblem, x: Tensor, witness: Blocks) -> tuple[Blocks, Duals]:
-    """The dual variables of a claim, to be kept and to be read.
-
-    Packed ones of a single layer, which are large, stay packed: the slopes of their codes are
-    feasible. ``unpacked`` gives the numbers that were read, to the last bit.
-    """
-    network, weight = problem.network, problem.weight
-    (name, *_) = dual_names(1, len(network.layers))
-    if len(network.layers) > 1 or witness[name].dtype is not CODES:
-        duals = feasible_duals(network, weight, x, witness)
-        return duals, duals
-    h = network.layers[0].activation
-    return witness, {**witness, name: PackedDual(h, witness[name], weight * network.output)}
 
 
 def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ from convexlift.networks.bound_network import (
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.fused_pass import FusedPass
-from convexlift.problems.lifting import dual_names, made_feasible, pooled_layers
-from convexlift.problems.packed_slopes import CODES, feasible, pack
+from convexlift.problems.lifting import dual_names, feasible_duals, made_feasible, pooled_layers
+from convexlift.problems.packed_slopes import CODES, Duals, PackedDual, feasible, pack
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
 
@@ -87,8 +87,10 @@ def minorant_at(problem: VariationalProblem, at: Evaluation, duals: Blocks) -> M
     return Minorant.of(network, at.layers, made_feasible(network, weight, at.x, duals))
 
 
-def image_of_duals(problem: VariationalProblem, x: Tensor, duals: Blocks) -> Tensor | None:
-    """argmin_x D(A x, y) + <c, x> in the box, c the slope of the minorant of dual variables.
+def image_of_duals(
+    problem: VariationalProblem, x: Tensor, duals: Blocks
+) -> tuple[Tensor, Tensor] | None:
+    """argmin_x D(A x, y) + <c, x> in the box, c the slope of dual variables, and its objective.
 
     At a solution, the solution itself. For quadratic data of single pixels, all of them seen; else
     None. Any images x will do.
@@ -96,13 +98,30 @@ def image_of_duals(problem: VariationalProblem, x: Tensor, duals: Blocks) -> Ten
     d, k, y = problem.operator.diagonal, problem.fidelity.curvature, problem.fidelity.y
     if d is None or k is None or not decided((steepness := k * d.to(y).square()).gt(0).all()):
         return None
-    network, weight = problem.network, problem.weight
-    one_pass = OnePass.of(network)
+    network, weight, one_pass = problem.network, problem.weight, OnePass.of(problem.network)
     if one_pass is None:
         c = made_feasible(network, weight, x, duals).c
     else:
         c = one_pass(weight, x, duals)[1].c
-    return problem.bounds.project((k * d * y - c) / steepness)
+    image = problem.bounds.project((k * d * y - c) / steepness)
+    if one_pass is None:
+        return image, problem.evaluate(image).objective
+    return image, problem.evaluation(image, one_pass(weight, image, duals)[0]).objective
+
+
+def proving_duals(problem: VariationalProblem, x: Tensor, witness: Blocks) -> tuple[Blocks, Duals]:
+    """The dual variables of a claim, to be kept and to be read.
+
+    Packed ones of a single layer, which are large, stay packed: the slopes of their codes are
+    feasible. ``claims.unpacked`` gives the numbers that were read, to the last bit.
+    """
+    network, weight = problem.network, problem.weight
+    (name, *_) = dual_names(1, len(network.layers))
+    if len(network.layers) > 1 or witness[name].dtype is not CODES:
+        duals = feasible_duals(network, weight, x, witness)
+        return duals, duals
+    h = network.layers[0].activation
+    return witness, {**witness, name: PackedDual(h, witness[name], weight * network.output)}
 
 
 def layer_losses(

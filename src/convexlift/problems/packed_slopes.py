@@ -9,7 +9,7 @@ a certified gap (measured), far below usual tolerances.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +70,11 @@ class PackedDual:
     def to(self, like: Tensor) -> Tensor:
         """p itself, rounded to the precision of t and then converted."""
         return feasible(self.h, self.codes, self.t).to(like)
+
+
+Dual = Tensor | PackedDual
+Duals = Mapping[str, Dual]
+"""Dual variables by name; large ones may be packed."""
 
 
 def all_packed(h: Activation, p: Tensor, t: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ an error, the smallest value is at an end. Only the objective and local bounds n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,7 @@ from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
 from convexlift.problems.lifting import DATA_DUAL, dual_names
-from convexlift.problems.packed_slopes import PackedDual
+from convexlift.problems.packed_slopes import Dual, Duals
 from convexlift.problems.rounding import (
     PART,
     UNIT,
@@ -51,8 +51,6 @@ from convexlift.problems.rounding import (
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import converted, expand_per_image, foreign_parts
 
-Duals = Mapping[str, Tensor | PackedDual]
-"""Dual variables by name; large ones may be packed."""
 SPARE = 8.0
 """Numbers that must not be negative exceed their error bounds by this factor, since other checkers
 may have larger error bounds."""
@@ -96,9 +94,8 @@ def minorant_below(
     (name,) = dual_names(1, 1)
 
     def part(channels: slice, network: BoundNetwork) -> RoundedMinorant:
-        return _minorant_below(
-            problem.with_network(network), {name: duals[name][:, channels]}, height_only
-        )
+        some = {name: duals[name][:, channels]}
+        return _minorant_below(problem.with_network(network), some, height_only)
 
     total = part(channels, network)
     for channels, network in others:
@@ -139,9 +136,7 @@ def _minorant_below(
     return RoundedMinorant(c, beta - error, _constant(problem))
 
 
-def _chosen(
-    h: Activation, dual: Tensor | PackedDual, t: Rounded
-) -> tuple[Rounded, tuple[Tensor, Tensor]]:
+def _chosen(h: Activation, dual: Dual, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
     """p = s t for the slopes s nearest to a dual variable; -<t, h*(s)> with its error."""
     p = t.value.new_empty((len(t.value), *dual.shape[1:]))
     pixels = p[0, 0].numel()
@@ -220,7 +215,7 @@ def _behind_diagonal(
     """A = diag(d): every pixel by itself."""
     assert problem.operator.diagonal is not None
     d = converted(problem.operator.diagonal, x).expand_as(x)
-    whole, bounded = _box_around(problem, x, None), problem.bounds.is_bounded
+    whole, bounded = _box_around(problem.bounds, x, None), problem.bounds.is_bounded
 
     def infima(c: Rounded, *ends: Tensor, bounded: bool) -> Tensor:
         def few(fidelity: Fidelity, value: Tensor, error: Tensor, *others: Tensor) -> tuple[Tensor]:
@@ -233,7 +228,7 @@ def _behind_diagonal(
         pixels = infima(c, *whole, bounded=bounded)
         everywhere = locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         if not bounded and decided((free := pixels.isinf()).any()):
-            near = _box_around(problem, x, radius)
+            near = _box_around(problem.bounds, x, radius)
             nearby = infima(c, *near, bounded=True)
             pixels = torch.where(free, nearby, pixels)
             locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
@@ -261,12 +256,9 @@ def _ratio(end: float, v: Tensor) -> Tensor:
     return torch.where(v / end > 1, end / v, 1.0) if end != 0 else (v * 0 + 1)
 
 
-def _box_around(
-    problem: VariationalProblem, x: Tensor, radius: float | None
-) -> tuple[Tensor, Tensor]:
+def _box_around(box: Box, x: Tensor, radius: float | None) -> tuple[Tensor, Tensor]:
     """The box, or its part within a radius of x, a little larger."""
-    ends = problem.bounds.lower, problem.bounds.upper
-    lower, upper = (x.new_full((), end).expand_as(x) for end in ends)
+    lower, upper = (x.new_full((), end).expand_as(x) for end in (box.lower, box.upper))
     if radius is None:
         return lower, upper
     rounding = gamma(2) * (x.abs() + radius)
@@ -338,7 +330,7 @@ def _behind_operator(
 ) -> Iterator[Scopes[ProvenBound]]:
     """Any A:  D(A x) >= <v, A x> - f*(v), then the box decides about <A* v + c, x>."""
     A, box, shape = problem.operator, problem.bounds, problem.image_shape
-    whole, near = _box_around(problem, x, None), _box_around(problem, x, radius)
+    whole, near = _box_around(problem.bounds, x, None), _box_around(problem.bounds, x, radius)
 
     def bounds(v: Tensor, g: Rounded, theta: Tensor) -> Scopes[ProvenBound]:
         ends = [g.value - g.error * (1 + gamma(1)), g.value + g.error * (1 + gamma(1))]

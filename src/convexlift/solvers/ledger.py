@@ -217,6 +217,8 @@ class Ledger:
         checks = len(self.history)
         done = (self.active & (rough <= self.tolerance)).tolist()
         images = [i for i, ends in enumerate(done) if ends and checks >= self._next_claim[i]]
+        if images and self._global:
+            self._take_images_of_duals(torch.tensor(images))
         for i, claimed, numbers in self._claim(images) if images else ():
             gap, before = numbers[1], self._claimed[i][1]
             if gap <= before:
@@ -230,6 +232,26 @@ class Ledger:
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end(i, Status.PRECISION_LIMIT)
         return bool(images)
+
+    def _take_images_of_duals(self, rows: Tensor) -> None:
+        """Take the images that go with the dual variables of the bounds, where they are better.
+
+        Iterations in which distances of dual variables count more (``Coupling.dual_weight``) leave
+        images behind.
+        """
+        assert self.witness is not None
+        here, some, duals = rows.to(self.x.device), self._both, self.witness
+        if len(rows) < len(self.x):
+            if (few := self._both.select(here)) is None:  # an operator for the whole batch only
+                return
+            some, duals = few, Blocks({name: part[here] for name, part in duals.items()})
+        if (found := image_of_duals(some.problem, self.x[here], duals)) is None:
+            return
+        x, objective = found[0], found[1].cpu()
+        better = objective < self.objective[rows]  # False for NaN
+        taken = better.to(here.device)
+        self.x = self.x.index_copy(0, here[taken], x[taken])
+        self.objective = self.objective.index_copy(0, rows[better], objective[better])
 
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
@@ -278,9 +300,6 @@ class Ledger:
             else:
                 replays, wanted = Replays(some), list(range(len(images)))
                 best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
-        if self._global:
-            objective = self.objective if isinstance(rows, slice) else self.objective[images]
-            best = _better(replays.both.problem, best, objective, witness)
         tolerance, x = self.tolerance or 0.0, best
         found, numbers = replays(proved, x, witness, tolerance)
         fine = numbers[0].isfinite()
@@ -374,16 +393,3 @@ class Ledger:
             if self.claims[i] is not None and not active:
                 lower[i], gap[i] = self._claimed[i]
         return lower, gap
-
-
-def _better(problem: VariationalProblem, x: Tensor, objective: Tensor, duals: Blocks) -> Tensor:
-    """The images that go with dual variables, where they are better than x, else x.
-
-    Iterations in which distances of dual variables count more (``Coupling.dual_weight``) leave
-    images behind.
-    """
-    other = image_of_duals(problem, x, duals)
-    if other is None:
-        return x
-    chosen: Tensor = choose_images(problem.objective(other).cpu() < objective, other, x)
-    return chosen
