@@ -28,7 +28,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
 
-@pytest.fixture(params=["triton", "cuda"])
+@pytest.fixture(params=["cuda", slow("triton")])
 def dual_kernel(request, monkeypatch):
     """Which kernel takes the dual half of an iteration."""
     if request.param == "triton":

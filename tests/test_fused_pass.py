@@ -67,6 +67,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_as_the_plain_computation(name):
     """In double precision, up to the rounding of single precision."""

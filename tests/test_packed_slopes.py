@@ -84,6 +84,7 @@ def test_groups_and_unbounded_slopes_are_not_packed():
     assert not can_be_packed(cl.HalfSquare())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fidelity", "smoothing"), [("L2", 0.05), ("L2", 0.0), ("L1", 0.0)])
 def test_a_packed_solve_ends_like_a_plain_one(fidelity, smoothing, monkeypatch):
     problem = denoising(fidelity, smoothing, weight=2.0 if fidelity == "L1" else 0.3)

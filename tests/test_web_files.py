@@ -381,6 +381,7 @@ def test_drawings_are_kept_for_their_session_and_bounded(visitor, other):
     assert 0.004 < record["missing"] < 0.009
 
 
+@pytest.mark.slow
 def test_few_messages_wait_for_a_browser_that_does_not_read(visitor):
     assert visitor.join("denoise-start", "click", SLOW).status_code == 200
     time.sleep(3.5)  # some 28 pictures, if all of them were kept
