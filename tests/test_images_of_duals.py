@@ -51,6 +51,7 @@ def test_at_the_solution_it_is_the_solution(case):
     torch.testing.assert_close(image, best.x, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_it_minimises_the_data_term_and_the_minorant(case):
     """Against gradient steps, for dual variables that are far from a solution."""

@@ -76,6 +76,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("activation", "padding", "kind"), CASES)
 def test_one_pass_gives_the_plain_objective_and_bounds(activation, padding, kind, monkeypatch):
     stated = problem(activation, padding, kind)

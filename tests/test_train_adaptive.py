@@ -93,6 +93,7 @@ class TestKernels:
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("task", ["G", "I", "S"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_gradient(task: str, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
