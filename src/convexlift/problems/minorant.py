@@ -99,14 +99,15 @@ def image_of_duals(
     if d is None or k is None or not decided((steepness := k * d.to(y).square()).gt(0).all()):
         return None
     network, weight, one_pass = problem.network, problem.weight, OnePass.of(problem.network)
+
+    def image(c: Tensor) -> Tensor:
+        return problem.bounds.project((k * d * y - c) / steepness)
+
     if one_pass is None:
-        c = made_feasible(network, weight, x, duals).c
-    else:
-        c = one_pass(weight, x, duals)[1].c
-    image = problem.bounds.project((k * d * y - c) / steepness)
-    if one_pass is None:
-        return image, problem.evaluate(image).objective
-    return image, problem.evaluation(image, one_pass(weight, image, duals)[0]).objective
+        found = image(made_feasible(network, weight, x, duals).c)
+        return found, problem.evaluate(found).objective
+    found = image(one_pass(weight, x, duals)[1].c)
+    return found, problem.evaluation(found, one_pass(weight, found, duals)[0]).objective
 
 
 def proving_duals(problem: VariationalProblem, x: Tensor, witness: Blocks) -> tuple[Blocks, Duals]:

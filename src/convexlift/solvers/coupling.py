@@ -111,7 +111,7 @@ def _evenness(term: object) -> Tensor | float:
     """The root of the least curvature of quadratic data over the greatest, (B,).
 
     0 if a pixel is unseen, or for other data terms. With 1 + evenness as the weight of dual
-    distances, denoising takes two thirds of the iterations (measured; data behind operators and
+    distances, denoising takes six tenths of the iterations (measured; data behind operators and
     data with kinks would take more).
     """
     if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.curvature is None:
