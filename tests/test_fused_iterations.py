@@ -28,9 +28,10 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
 
-@pytest.fixture(params=["cuda", slow("triton")])
+@pytest.fixture(params=["cuda", slow("cuda, low tiles"), slow("triton")])
 def dual_kernel(request, monkeypatch):
     """Which kernel takes the dual half of an iteration."""
+    monkeypatch.setattr(first_layer, "FEW", 10**6 if "low" in request.param else 0)
     if request.param == "triton":
         monkeypatch.setattr(first_layer, "compiled", lambda *_, **__: None)
     elif not ON_GPU:

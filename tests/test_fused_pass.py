@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 from host_kernels import COMPILER, HostKernel
+from marks import slow
 
 import convexlift as cl
 from convexlift.kernels import first_layer
@@ -26,9 +27,10 @@ RAMPS = [name for name, h in zoo.NAMED.items() if h.ramp is not None and h.group
 pytestmark = pytest.mark.skipif(not ON_GPU and COMPILER is None, reason="needs g++")
 
 
-@pytest.fixture(autouse=True)
-def _compiled(monkeypatch):
+@pytest.fixture(autouse=True, params=[0, slow(10**6)])
+def _compiled(request, monkeypatch):
     monkeypatch.setattr(minorant, "WORTHWHILE", 1)
+    monkeypatch.setattr(first_layer, "FEW", request.param)
     if not ON_GPU:
         monkeypatch.setattr(first_layer, "compiled", HostKernel)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,17 +84,47 @@ def test_kernels_compile(capability):
     assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare
 
 
+def nvrtc() -> ctypes.CDLL:
+    """The compiler that torch loads, here from its own package, which needs no GPU."""
+    folder = pytest.importorskip("nvidia.cuda_nvrtc").__path__[0]
+    *builtins, library = sorted(
+        Path(folder, "lib").glob("libnvrtc*[0-9]"), key=lambda p: -len(p.name)
+    )
+    for each in builtins:
+        ctypes.CDLL(str(each))
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("tile", [first_layer.TILE, first_layer.LOW_TILE])
+@pytest.mark.parametrize(
+    ("side", "coarse", "biased"), [(5, 1, True), (5, 16, False), (7, 0, False)]
+)
+def test_nvrtc_compiles_the_first_layer(side, coarse, biased, tile):
+    library, program = nvrtc(), ctypes.c_void_p()
+    text = first_layer.source(torch.Size([24, 1, side, side]), tile, coarse, biased)
+    assert text.startswith('extern "C"')  # else torch 2.9 puts it before the first macro
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), b"first_layer.cu", 0, None, None
+    )
+    options = (ctypes.c_char_p * 1)(b"--gpu-architecture=sm_90")
+    result = library.nvrtcCompileProgram(program, 1, options)
+    log = ctypes.create_string_buffer(10_000)
+    library.nvrtcGetProgramLog(program, log)
+    assert (created, result) == (0, 0), log.value.decode()
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("tile", [first_layer.TILE, first_layer.LOW_TILE])
 @pytest.mark.parametrize(("channels", "side", "biased"), [(24, 5, True), (48, 7, False)])
-def test_windows_nearly_fit_into_registers(channels, side, biased, tmp_path):
+def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_path):
     filters = torch.Size([channels, 1, side, side])
-    (tmp_path / "first_layer.cu").write_text(first_layer.source(filters, 1, biased))
+    (tmp_path / "first_layer.cu").write_text(first_layer.source(filters, tile, 1, biased))
     run = subprocess.run(
         ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "first_layer.cu"],
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    # A few, so that four programs fit on a multiprocessor, or three; more would be slow.
+    # A few, so that three programs fit on a multiprocessor, or two; more would be slow.
     spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
     assert len(spilt) == 2
-    assert max(spilt) <= 8 * side**2, run.stderr
+    assert max(spilt) <= 2 * side**2, run.stderr

@@ -8,7 +8,8 @@
 // whole lines whatever the width of the image. In the end the windows of a tile are added in a fixed
 // order: results do not depend on the order in which threads run.
 //
-// Written for NVRTC: names in capitals that are not defined here are macros, from first_layer.py.
+// Written for NVRTC: names in capitals that are not defined here are macros, from first_layer.py,
+// which puts all of it into extern "C"; hence no templates. Lambdas would be host functions.
 
 #define WINDOW (PIXELS + KERNEL_HEIGHT - 1)
 #define TAPS (KERNEL_HEIGHT * KERNEL_WIDTH)
@@ -16,13 +17,12 @@
 #define THREADS (32 * WARPS)
 #define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
 #define ACROSS (32 + KERNEL_WIDTH - 1)
-#define PROGRAMS (TAPS <= 32 ? 4 : 2)  // on a multiprocessor, which limits their registers
+#define PROGRAMS (TAPS <= 32 ? 3 : 2)  // on a multiprocessor, which limits their registers
 #define TINY 1e-37f
 #define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
 
 typedef float Window[WINDOW][KERNEL_WIDTH];
 typedef float Pixels[PIXELS];
-template <bool VALUE> struct Constant { static constexpr bool value = VALUE; };
 
 // Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
 // pixels are inside.
@@ -163,13 +163,77 @@ __device__ __forceinline__ float bias_of(const float* bias, int apart, int chann
     return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0f;
 }
 
+// The dual half of an iteration: its numbers, and where its tensors begin for an image.
+struct Iteration {
+    float *w, *v;
+    const float *anchor, *bias, *multipliers;
+    float sigma, a, b, e, low, rise_by, left, ramp_width;
+    int apart, bias_apart;
+    bool step, observed;
+};
+
+// What a thread reads of a channel. Nothing is computed from it yet, which would wait for memory.
+struct Numbers {
+    Pixels w, t, bias, anchor;
+};
+
+__device__ __forceinline__ void read_channel(Numbers& numbers, const Iteration& of,
+                                             bool anchored, int channel, const Place& here)
+{
+    EACH_PIXEL {
+        numbers.w[p] = here.holds(p) ? of.w[here.at(channel, p)] : 0.0f;
+        numbers.t[p] = multiplier(of.multipliers, of.apart, channel, p, here);
+        numbers.bias[p] = bias_of(of.bias, of.bias_apart, channel, p, here);
+        numbers.anchor[p] = anchored && here.holds(p) ? of.anchor[here.at(channel, p)] : 0.0f;
+    }
+}
+
+// The iteration in all channels; sum of the squares of its steps.
+__device__ __forceinline__ float all_channels(const Iteration& of, bool anchored, const Window& x,
+                                              Window& sums, const float4* taps, const Place& here)
+{
+    float way = 0.0f;
+    Numbers next;
+    read_channel(next, of, anchored, 0, here);
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        const float4* f = taps + channel * ROOM;
+        Numbers now = next;
+        // One channel ahead: there is work until memory answers.
+        if (channel + 1 < CHANNELS) read_channel(next, of, anchored, channel + 1, here);
+        if (of.step) {
+            respond(now.bias, x, f);
+            EACH_PIXEL {
+                const float old = now.w[p], t = now.t[p], q = old + of.sigma * now.bias[p];
+                // v = t times the slope at the proximal point
+                const float flat = fmaxf(of.sigma * of.ramp_width + t * of.rise_by, TINY);
+                const float rise = __fdividef(q - of.sigma * of.left - t * of.low, flat);
+                const float share = fminf(fmaxf(rise, 0.0f), 1.0f);
+                const float made = t * of.low + t * of.rise_by * share;
+                const float kept = anchored ? of.e * now.anchor[p] : 0.0f;
+                const float mixed = of.a * made + of.b * old + kept;
+                if (here.holds(p)) {
+                    of.w[here.at(channel, p)] = mixed;
+                    if (of.observed) {
+                        of.v[here.at(channel, p)] = made;
+                        way += (made - old) * (made - old);
+                    }
+                }
+                now.w[p] = here.holds(p) ? mixed : 0.0f;
+            }
+        }
+        add_back(sums, now.w, f);
+    }
+    return way;
+}
+
 // v = prox_{sigma f*}(w + sigma (V x_bar + bias)),  w <- a v + b w + e anchor,  spill = V* w;
 // without `step`, V* w alone. The slope of the activation rises from low to high.
-extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
+__global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
     const float* x_bar, float* w, const float* anchor, float* v, float* spill, float* moved,
     const float* filters, const float* bias, const float* multipliers,
     const float* table, int* clock,
-    double low_, double high_, double left_, double ramp_width_,
+    double low, double high, double left, double ramp_width,
     int apart, int bias_apart, int height, int width, int columns, int step, int observed)
 {
     __shared__ float4 taps[CHANNELS * ROOM];
@@ -177,54 +241,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
     const int row = clock[1];
     if (step && here.thread == 0 && here.tile() == 0) clock[0] = row + 1;
     const float* numbers = table + (row * (int)gridDim.y + here.image) * columns;
-    const float sigma = numbers[1], a = numbers[3], b = numbers[4], e = numbers[5];
-    const float low = low_, rise_by = high_ - low_, left = left_, ramp_width = ramp_width_;
     const long long begin = (long long)here.image * CHANNELS * here.size;
+    const Iteration of = {
+        w + begin, v + begin, anchor + begin, bias, multipliers,
+        numbers[1], numbers[3], numbers[4], numbers[5],
+        (float)low, (float)(high - low), (float)left, (float)ramp_width,
+        apart, bias_apart, step != 0, observed != 0,
+    };
     load_taps(taps, filters, here);
     Window x, sums;
     start(x, sums, x_bar, here);
-    float way = 0.0f;
-    auto each_channel = [&](auto anchored) {
-#pragma unroll 1
-        for (int channel = 0; channel < CHANNELS; channel++) {
-            const float4* f = taps + channel * ROOM;
-            Pixels following, response, t, drawn;  // read first: there is work until memory answers
-            EACH_PIXEL {
-                following[p] = here.holds(p) ? w[begin + here.at(channel, p)] : 0.0f;
-                t[p] = multiplier(multipliers, apart, channel, p, here);
-                response[p] = bias_of(bias, bias_apart, channel, p, here);
-                const bool drawing = anchored.value && here.holds(p);
-                drawn[p] = drawing ? e * anchor[begin + here.at(channel, p)] : 0.0f;
-            }
-            if (step) {
-                respond(response, x, f);
-                EACH_PIXEL {
-                    const float old = following[p], q = old + sigma * response[p];
-                    // v = t times the slope at the proximal point
-                    const float flat = fmaxf(sigma * ramp_width + t[p] * rise_by, TINY);
-                    const float rise = __fdividef(q - sigma * left - t[p] * low, flat);
-                    const float share = fminf(fmaxf(rise, 0.0f), 1.0f);
-                    const float made = t[p] * low + t[p] * rise_by * share;
-                    const float mixed = a * made + b * old + drawn[p];
-                    if (here.holds(p)) {
-                        const long long at = begin + here.at(channel, p);
-                        w[at] = mixed;
-                        if (observed) {
-                            v[at] = made;
-                            way += (made - old) * (made - old);
-                        }
-                    }
-                    following[p] = here.holds(p) ? mixed : 0.0f;
-                }
-            }
-            add_back(sums, following, f);
-        }
-    };
     // Two loops: reading anchors takes registers, and most iterations have none.
-    if (e != 0.0f)
-        each_channel(Constant<true>());
-    else
-        each_channel(Constant<false>());
+    const float way = of.e != 0.0f ? all_channels(of, true, x, sums, taps, here)
+                                   : all_channels(of, false, x, sums, taps, here);
     store(sums, spill, here);
     if (observed) {
         const double total = sum_of_threads(way, here);
@@ -234,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
 
 // Sums of W h(a) and of t (h(a) + h*(s) - s a), for a = V x + bias, t = weight W and s t = p, the
 // nearest to v that is feasible; spill = V* p. Both sums of a tile are one after the other.
-extern "C" __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
+__global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     const float* x_padded, const float* v, float* spill, double* totals,
     const float* filters, const float* bias, const float* outputs, const float* weights,
     double low_, double high_, double left_, double ramp_width_, double offset_,

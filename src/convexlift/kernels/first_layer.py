@@ -7,6 +7,9 @@ several channels, pooled layers, large filters, and machines where it cannot be 
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,11 +17,13 @@ from typing import Any
 
 import torch
 
-WARPS, PIXELS = 4, 4
-"""Warps of a program, one below the other, and the pixels of a column that a thread handles."""
-TILE = (WARPS * PIXELS, 32)
-"""Rows and columns of a program."""
+WARPS = 4
+"""Warps of a program, one below the other."""
 BLOCK = (32, WARPS, 1)
+TILE, LOW_TILE = (4 * WARPS, 32), (2 * WARPS, 32)
+"""Rows and columns of a program, whose threads handle the 4 or 2 pixels of a column."""
+FEW = 256
+"""Tiles that leave a large GPU idle, where twice as many low ones are faster (measured)."""
 NAMES = ("dual_step", "one_pass")
 BINARY = "first_layer.cubin"
 """The name of a compiled text in Triton's cache on disk."""
@@ -28,8 +33,20 @@ LARGEST = 2**31
 """Limit on the numbers of a layer, which are indexed with 32 bits."""
 
 
+def tile_for(size: Sequence[int], images: int) -> tuple[int, int]:
+    """Rows and columns of a program, for images of this size."""
+    tiles = images * math.prod(-(-n // side) for n, side in zip(size, TILE, strict=True))
+    return LOW_TILE if tiles < FEW else TILE
+
+
 def compiled(
-    name: str, device: torch.device, filters: torch.Size, *, coarse: int, biased: bool
+    name: str,
+    device: torch.device,
+    filters: torch.Size,
+    *,
+    tile: tuple[int, int],
+    coarse: int,
+    biased: bool,
 ) -> Any:
     """A kernel on a device, or None where there is none.
 
@@ -37,6 +54,7 @@ def compiled(
         name: ``dual_step`` or ``one_pass``.
         device: on which it will be launched.
         filters: shape of the filters, (channels, 1, rows, columns).
+        tile: rows and columns of a program (``tile_for``).
         coarse: side of the blocks of pixels that share their multipliers; 0 if all pixels do.
         biased: whether every pixel has its own bias.
     """
@@ -44,12 +62,12 @@ def compiled(
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
     if device.type != "cuda" or torch.version.cuda is None or not known:
         return None
-    return _module(device, source(filters, coarse, biased)).get(name)
+    return _module(device, source(filters, tile, coarse, biased)).get(name)
 
 
 @cache
 def _module(device: torch.device, text: str) -> dict[str, Any]:
-    """The kernels of a text, by name; none where they cannot be compiled.
+    """The kernels of a text, by name; none, and a warning, where they cannot be compiled.
 
     These functions of torch are private so far, and may change: then there are none, too.
     """
@@ -65,16 +83,18 @@ def _module(device: torch.device, text: str) -> dict[str, Any]:
                 path = files.put(_nvrtc_compile(text, NAMES[0])[0], BINARY)
             kernels: Any = _cuda_load_module(Path(path).read_bytes(), list(NAMES))
             return dict(kernels)
-    except (AttributeError, ImportError, OSError, RuntimeError, TypeError):
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:
+        warnings.warn(f"CUDA kernels cannot be compiled, slower ones run: {error}", stacklevel=2)
         return {}
 
 
-def source(filters: torch.Size, coarse: int, biased: bool) -> str:
+def source(filters: torch.Size, tile: tuple[int, int], coarse: int, biased: bool) -> str:
     """The text to compile."""
     channels, _, rows, columns = filters
     macros = {
-        "WARPS": WARPS, "PIXELS": PIXELS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
+        "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased),
     }  # fmt: skip
     text = resources.files(__package__).joinpath("first_layer.cu").read_text(encoding="utf-8")
-    return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + text
+    defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    return f'extern "C" {{\n{defined}{text}}}\n'  # some versions of torch put it before a text

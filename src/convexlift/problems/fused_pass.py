@@ -19,8 +19,16 @@ from convexlift.tensors import Scalar
 class FusedPass:
     """R, the slack of a minorant and its slope on the padded image, from x and dual variables."""
 
-    def __init__(self, kernel: Any, network: BoundNetwork, ramp: Ramp, filters: Tensor) -> None:
-        self._kernel, self._ramp, self._filters = kernel, ramp, filters.contiguous()
+    def __init__(
+        self,
+        kernel: Any,
+        tile: tuple[int, int],
+        network: BoundNetwork,
+        ramp: Ramp,
+        filters: Tensor,
+    ) -> None:
+        self._kernel, self._tile = kernel, tile
+        self._ramp, self._filters = ramp, filters.contiguous()
         bias = network.layers[0].bias
         self._bias = filters.new_zeros(len(filters)) if bias is None else bias.contiguous()
         self._outputs, (_, *self._size) = network.output.contiguous(), network.layers[0].shape
@@ -37,16 +45,17 @@ class FusedPass:
         if v[0].numel() >= first_layer.LARGEST:
             return None
         filters = convolution.weight.detach()
+        tile = first_layer.tile_for(layer.shape[1:], len(v))
         kernel = first_layer.compiled(
-            "one_pass", x.device, filters.shape, coarse=int(output[0, 0].numel() > 1),
+            "one_pass", x.device, filters.shape, tile=tile, coarse=int(output[0, 0].numel() > 1),
             biased=bias is not None and bias.numel() > len(filters),
         )  # fmt: skip
-        return None if kernel is None else FusedPass(kernel, network, ramp, filters)
+        return None if kernel is None else FusedPass(kernel, tile, network, ramp, filters)
 
     def __call__(self, weight: Scalar, padded: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """R(x), the slack of the minorant, and its slope; ``padded`` is x with its margins."""
         batch, ramp, sides = len(v), self._ramp, self._filters.shape[-2:]
-        tile = first_layer.TILE
+        tile = self._tile
         tiles = [-(-n // side) for n, side in zip(self._size, tile, strict=True)]
         around = [side + k - 1 for side, k in zip(tile, sides, strict=True)]
         spill = padded.new_empty((batch, math.prod(tiles), math.prod(around)))

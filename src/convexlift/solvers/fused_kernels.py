@@ -242,7 +242,9 @@ class FirstLayer:
             if operator is not None:
                 reason = _misfit(operator, term)
                 if not reason:
-                    return FirstLayer._with_tiles(names, term, operator)
+                    data = saddle.g.get("x")
+                    images = len(data.fidelity.y) if isinstance(data, DiagonalFidelityTerm) else 1
+                    return FirstLayer._with_tiles(names, term, operator, images)
         raise DoesNotApply(reason)
 
     @staticmethod
@@ -250,6 +252,7 @@ class FirstLayer:
         names: tuple[str, ...],
         term: LastLayerTerm | PooledEpigraphTerm,
         operator: ConvolutionOperator,
+        images: int,
     ) -> FirstLayer:
         """Choose tiles; for pooling, the blocks themselves."""
         assert operator.input_shape is not None
@@ -261,12 +264,13 @@ class FirstLayer:
         else:
             coarse, multipliers = _blockwise(term.weights, operator.input_shape[-2:])
             weight, bias = operator.weight, term.bias
+            tile = first_layer.tile_for(operator.input_shape[-2:], images)
             compiled = first_layer.compiled(
-                "dual_step", weight.device, weight.shape, coarse=coarse,
+                "dual_step", weight.device, weight.shape, tile=tile, coarse=coarse,
                 biased=bias is not None and bias.numel() > len(weight),
             )  # fmt: skip
-            tile = TILE if weight[0].numel() <= LARGE_FILTER else SMALL_TILE
-            tile = first_layer.TILE if compiled else tile
+            if compiled is None:
+                tile = TILE if weight[0].numel() <= LARGE_FILTER else SMALL_TILE
         if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
             raise DoesNotApply("filters larger than a tile")
         return FirstLayer(names, term, operator, coarse, multipliers, tile, compiled)
