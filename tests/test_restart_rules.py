@@ -76,13 +76,28 @@ def test_counting_one_by_one_or_until_the_next_decision_is_the_same(problem):
     while done < 300:
         count = rules.until_decision(several, 300)
         for i in range(count):
-            r = residuals[done + i, None] if rules.tested(single).any() else None
+            r = residuals[done + i, None] if rules.measured(single) else None
             single = rules.counted(single, r)
         done += count
-        r = residuals[done - 1, None] if rules.tested(several, count)[-1].any() else None
+        r = residuals[done - 1, None] if rules.measured(several, count) else None
         several = rules.counted(several, r, count)
         for name in ("inner", "total", "restart_next", "residual_at_test", "residual_at_restart"):
             assert torch.equal(getattr(single, name), getattr(several, name)), name
+
+
+@pytest.mark.parametrize("problem", [KINKS, MIXED, SMOOTH])
+def test_residuals_that_decide_nothing_are_not_measured(problem):
+    rules, residuals = RestartRules(problem), torch.rand(300, dtype=torch.float64)
+    always = sometimes = RestartMemory.at_start(1)
+    measured = []
+    for r in residuals[:, None]:
+        measured.append(rules.measured(sometimes))
+        sometimes = rules.counted(sometimes, r if measured[-1] else None)
+        always = rules.counted(always, r)
+        for name in ("inner", "total", "restart_next"):
+            assert torch.equal(getattr(always, name), getattr(sometimes, name)), name
+    assert any(measured) == (problem is not SMOOTH)
+    assert any(measured[:160]) == (problem is KINKS)  # the others are relaxed
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,6 @@ class FusedIterations(Iterations):
     name = "fused"
     advantage = "a convolutional first layer on a GPU: two kernels, replayed as a graph"
     block = 10
-    on_host = True
 
     def __init__(
         self, saddle: SaddlePointProblem, coupling: Coupling, *, interpreted: bool = False
@@ -259,6 +258,14 @@ class FusedIterations(Iterations):
         self._layer, self._pixels, self._rest = layer, pixels, rest
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
+        self._steps = Blocks({}), Blocks({})  # of that state, on the host
+
+    def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
+        """On the host, which writes the table; fetching them would wait for the device."""
+        if state is self._holds:
+            return self._steps
+        host = torch.device("cpu")
+        return state.tau.to(host), state.sigma.to(host)
 
     def load(self, state: RestartState) -> None:
         """Copy w and the anchor into the buffers, unless they already hold them."""
@@ -338,9 +345,9 @@ class FusedIterations(Iterations):
                     part.copy_(torch.where(here, new[name], part))
         self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
 
-    def store(self, state: RestartState) -> RestartState:
+    def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """A state of copies, since the buffers will be overwritten."""
-        b = self._held
+        b, self._steps = self._held, (tau, sigma)
         self._holds = replace(
             state, u=_clone(b.u), v=_clone(b.v), w_u=_clone(b.w_u), w_v=_clone(b.w_v),
             anchor_u=self._anchor_u, anchor_v=self._anchor_v,

@@ -72,13 +72,11 @@ class Iterations:
         name: for ``explain``.
         advantage: the reason to prefer a subclass, for ``explain``.
         block: the preferred number of iterations per call.
-        on_host: whether step sizes must be on the CPU, wherever the images are.
     """
 
     name: ClassVar[str] = "plain"
     advantage: ClassVar[str] = ""
     block: ClassVar[int] = 1
-    on_host: ClassVar[bool] = False
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
@@ -90,6 +88,10 @@ class Iterations:
     def packed(self, v: Blocks) -> Blocks:
         """The dual variables of a start as states have them if ``packs``."""
         return v
+
+    def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
+        """Tau and sigma, on the device where ``iterate`` wants them."""
+        return state.tau, state.sigma
 
     def load(self, state: RestartState) -> None:
         """Take over w and the anchor; the tensors of the state are never modified."""
@@ -129,8 +131,8 @@ class Iterations:
         self.anchor_u = choose_images(images, self.u, self.anchor_u)
         self.anchor_v = choose_images(images, self.v, self.anchor_v)
 
-    def store(self, state: RestartState) -> RestartState:
-        """The state with the current P(w), w and anchor."""
+    def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
+        """The state with the current P(w), w and anchor, and its steps as ``iterate`` got them."""
         self.old_u = self.old_v = Blocks({})  # free them
         return replace(
             state, u=self.u, v=self.v, w_u=self.w_u, w_v=self.w_v,
@@ -206,9 +208,9 @@ class TiledIterations(Iterations):
         self.w_v = Blocks({self.row: self.w})
         self.c = self._pulled()
 
-    def store(self, state: RestartState) -> RestartState:
+    def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """The state with the current w, which the next call continues in place."""
-        self._stored = replace(super().store(state), origin_v=self.origin_v)
+        self._stored = replace(super().store(state, tau, sigma), origin_v=self.origin_v)
         return self._stored
 
     def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:

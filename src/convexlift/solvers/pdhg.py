@@ -259,25 +259,25 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         itself; then steps and anchor change.
         """
         running, memory, home = self.iterations, state.memory, state.sigma.device
-        place = torch.device("cpu") if running.on_host else home
-        tau, sigma = state.tau.to(place), state.sigma.to(place)
+        tau, sigma = running.steps(state)
         running.load(state)
         while iterations:
             count = self.rules.until_decision(memory, iterations)
-            tested = bool(self.rules.tested(memory, count)[-1].any())
-            running.iterate(tau, sigma, self.rules.mix(memory, count), measure=tested)
-            r = running.residual(tau, sigma) if tested else None
+            measured = self.rules.measured(memory, count)
+            running.iterate(tau, sigma, self.rules.mix(memory, count), measure=measured)
+            r = running.residual(tau, sigma) if measured else None
             restarted = memory.restart_next
             memory = self.rules.counted(memory, r, count)
             if bool(restarted.any()):  # they moved to P(w), and get steps for the displacement
                 whole, recent = running.displacements(state)
-                late = lateness(self.problem, self.coupling, memory.total).to(place)
+                late = lateness(self.problem, self.coupling, memory.total).to(sigma.device)
                 target = rebalance(self.coupling, sigma, whole, recent, late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)
                 running.move_anchor(restarted)
             iterations -= count
-        return running.store(replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory))
+        after = replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory)
+        return running.store(after, tau, sigma)
 
 
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:

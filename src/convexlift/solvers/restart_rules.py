@@ -132,6 +132,14 @@ class RestartRules:
         tested: Array = np.where(total <= self.relaxed, self._relaxed_restart_due(total), halpern)
         return tested
 
+    def measured(self, memory: RestartMemory, count: int = 1) -> bool:
+        """Whether a decision after ``count`` iterations needs the residual of the last one.
+
+        Relaxed iterations restart at fixed times.
+        """
+        free = memory.total.numpy() + count > self.relaxed
+        return bool((self.tested(memory, count)[-1] & free).any())
+
     def until_decision(self, memory: RestartMemory, limit: int) -> int:
         """Number of iterations, at most ``limit``, until one is a restart or is tested."""
         if memory.restart_next.numpy().any():
@@ -142,7 +150,7 @@ class RestartRules:
     def counted(self, memory: RestartMemory, r: Tensor | None, count: int = 1) -> RestartMemory:
         """The state after ``count`` iterations; only the last may be a restart or be tested.
 
-        r is the residual of the last one, needed if some image is tested.
+        r is the residual of the last one, needed if it is ``measured``.
         """
         restart, inner, total, at_restart, at_test = (
             each.numpy()
@@ -152,12 +160,12 @@ class RestartRules:
             )
         )  # fmt: skip
         inner, total = np.where(restart, 0, inner + count), total + count
-        restart = np.zeros_like(restart)
+        tested, relaxed = self.tested(memory, count)[-1], total <= self.relaxed
+        restart = tested & relaxed
         if r is not None:
-            now, tested, first = r.numpy(), self.tested(memory, count)[-1], inner == 1
+            now, first = r.numpy(), inner == 1
             due = ~first & should_restart(now, at_test, at_restart, inner, total)
-            due = np.where(total <= self.relaxed, self._relaxed_restart_due(total), due)
-            restart = tested & due
+            restart = tested & (relaxed | due)
             at_restart, at_test = np.where(first, now, at_restart), np.where(tested, now, at_test)
         return RestartMemory(
             *(torch.from_numpy(each) for each in (inner, total, restart, at_restart, at_test))
