@@ -157,6 +157,21 @@ def test_weights_and_biases_of_pixels(reads, dual_kernel):
     compare(problem, [2, 1])
 
 
+@pytest.mark.parametrize("fidelity", ["L2", slow("L1")])
+def test_images_that_have_ended_stay_and_the_others_iterate_as_before(fidelity, dual_kernel):
+    problem, active = one_layer("zero", 0.01, fidelity), torch.tensor([False, True])
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        first = fast.advance(fast.start(problem.initial_image()), 5)  # now a restart is due
+        state = fast.advance(fast.advance(first, 2, active), 1, active)
+        expected = fast.advance(fast.advance(first, 2), 1)
+    for name in ("u", "v", "w_u", "w_v", "sigma"):
+        for block, part in getattr(state, name).items():
+            assert torch.equal(part[0], getattr(first, name)[block][0])
+            assert torch.equal(part[1], getattr(expected, name)[block][1])
+    assert state.memory.total.tolist() == [5, 8]
+
+
 def test_the_old_state_stays_as_it_is():
     problem = one_layer("zero", 0.01, "L2")
     with torch.no_grad():

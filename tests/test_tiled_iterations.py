@@ -109,3 +109,47 @@ def test_a_time_limit_holds_for_blocks_of_iterations(monkeypatch):
     solution = cl.solve(problem, stop=stop)
     assert solution.status == (cl.Status.TIME_LIMIT,) * BATCH
     assert 0 < int(solution.iterations.max()) < stop.check_every
+
+
+@pytest.mark.parametrize("in_strips", [True, False])
+@pytest.mark.parametrize("fidelity", ["L2", "L1"])
+def test_images_that_have_ended_stay_and_the_others_iterate_as_before(
+    fidelity, in_strips, monkeypatch
+):
+    problem = one_layer(fidelity=fidelity).to(dtype=torch.float64)
+    active = torch.tensor([True, False, True])
+    with torch.no_grad():
+        first = run(problem, 5, monkeypatch, in_strips=in_strips)  # now a restart is due
+        kept = first.x.clone(), {name: part.clone() for name, part in first.v.items()}
+        solver = RestartedPDHG(problem, lift(problem))
+        state = expected = first
+        for count in (4, 10, 10):
+            state = solver.advance(state, count, active)
+        for count in (4, 10, 10):
+            expected = RestartedPDHG(problem, lift(problem)).advance(expected, count)
+    assert torch.equal(state.x[1], kept[0][1])
+    assert state.memory.total.tolist() == [29, 5, 29]
+    assert state.memory.restart_next.tolist()[1] == first.memory.restart_next.tolist()[1]
+    for name, part in kept[1].items():
+        assert torch.equal(state.v[name][1], part[1])
+        torch.testing.assert_close(state.v[name][active], expected.v[name][active])
+        assert torch.equal(state.sigma[name][1], first.sigma[name][1])
+        torch.testing.assert_close(state.sigma[name][active], expected.sigma[name][active])
+    torch.testing.assert_close(state.x[active], expected.x[active])
+
+
+def test_a_batch_costs_what_its_images_cost(monkeypatch):
+    """Passes over strips are counted: an image that has ended takes no more of them."""
+    problem = one_layer(activation="abs").to(dtype=torch.float64)
+    monkeypatch.setattr(tiled_iterations, "WORTHWHILE", 1)
+    passes, plain = [], TiledIterations._prox
+
+    def counted(self, *arguments):
+        passes.append(arguments)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(TiledIterations, "_prox", counted)
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=200))
+    iterations = solution.iterations.tolist()
+    assert len(set(iterations)) > 1
+    assert len(passes) == sum(iterations)

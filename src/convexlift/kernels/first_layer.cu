@@ -241,6 +241,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
     const int row = clock[1];
     if (step && here.thread == 0 && here.tile() == 0) clock[0] = row + 1;
     const float* numbers = table + (row * (int)gridDim.y + here.image) * columns;
+    if (step && numbers[1] == 0.0f) return;  // this image has ended
     const long long begin = (long long)here.image * CHANNELS * here.size;
     const Iteration of = {
         w + begin, v + begin, anchor + begin, bias, multipliers,

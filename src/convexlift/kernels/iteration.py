@@ -15,7 +15,8 @@ do not depend on the order in which programs run. x_bar is stored with its margi
 The derivative of the activation is a ramp (``networks.activations.Ramp``). Its multipliers t are
 given, or follow from the epigraph of its mean over the tile (``functionals.terms``).
 
-The numbers of an iteration and image (tau, sigma, sigma_mean, a, b, e, ...) are a row of a table.
+The numbers of an iteration and image (tau, sigma, sigma_mean, a, b, e, ...) are a row of a table;
+tau = sigma = 0 leaves an image as it is.
 ``clock`` holds the row's index twice: ``primal_step`` reads the first entry and writes the second,
 ``dual_step`` reads the second and writes the first, so that a captured graph of both advances from
 row to row by itself.
@@ -59,6 +60,8 @@ def primal_step(
         tl.store(clock + 1, row)
     numbers = table + (row * batch + image) * COLUMNS
     tau = tl.load(numbers + TAU)
+    if tau == 0:
+        return
     a, b, e = tl.load(numbers + MIX_NEW), tl.load(numbers + MIX_OLD), tl.load(numbers + MIX_ANCHOR)
 
     down, across = tl.cdiv(height, TILE_HEIGHT), tl.cdiv(width, TILE_WIDTH)
@@ -184,6 +187,8 @@ def dual_step(
         tl.store(clock, row + 1)
     numbers = table + (row * batch + image) * COLUMNS
     sigma = tl.load(numbers + SIGMA)
+    if STEP & (sigma == 0):
+        return
     a, b, e = tl.load(numbers + MIX_NEW), tl.load(numbers + MIX_OLD), tl.load(numbers + MIX_ANCHOR)
 
     across = tl.cdiv(width, TILE_WIDTH)

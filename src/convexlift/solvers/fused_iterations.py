@@ -267,8 +267,14 @@ class FusedIterations(Iterations):
         host = torch.device("cpu")
         return state.tau.to(host), state.sigma.to(host)
 
-    def load(self, state: RestartState) -> None:
+    @property
+    def skips(self) -> bool:  # type: ignore[override]
+        """Kernels skip images; plain tensor operations of the rest do not."""
+        return self._rest is None
+
+    def load(self, state: RestartState, active: Tensor) -> None:
         """Copy w and the anchor into the buffers, unless they already hold them."""
+        self.active = active
         if state is self._holds:
             return
         self._holds = None
@@ -308,6 +314,8 @@ class FusedIterations(Iterations):
         self._holds = None
         layer, (a, b, e) = self._layer, torch.from_numpy(mix)
         steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
+        if self.skips:
+            steps = [step * self.active for step in steps]  # 0: the kernels skip the image
         others = [] if self._rest is None else self._rest.steps(tau, sigma)
         columns = [*(s.expand_as(a) for s in steps), a, b, e, *(s.expand_as(a) for s in others)]
         with current(self._device):

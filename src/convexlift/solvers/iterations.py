@@ -72,11 +72,13 @@ class Iterations:
         name: for ``explain``.
         advantage: the reason to prefer a subclass, for ``explain``.
         block: the preferred number of iterations per call.
+        skips: whether images that are not active are skipped; else they iterate in vain.
     """
 
     name: ClassVar[str] = "plain"
     advantage: ClassVar[str] = ""
     block: ClassVar[int] = 1
+    skips = False
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
@@ -93,8 +95,9 @@ class Iterations:
         """Tau and sigma, on the device where ``iterate`` wants them."""
         return state.tau, state.sigma
 
-    def load(self, state: RestartState) -> None:
+    def load(self, state: RestartState, active: Tensor) -> None:
         """Take over w and the anchor; the tensors of the state are never modified."""
+        self.active = active
         self.u, self.v, self.w_u, self.w_v = state.u, state.v, state.w_u, state.w_v
         self.anchor_u, self.anchor_v = state.anchor_u, state.anchor_v
 
@@ -158,6 +161,7 @@ class TiledIterations(Iterations):
     name = "tiled"
     advantage = "one large convolution on a CPU: strips of rows that fit its cache"
     block = 10
+    skips = True
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         super().__init__(saddle, coupling)
@@ -190,9 +194,9 @@ class TiledIterations(Iterations):
         codes = all_packed(self.term.activation, v[self.row], self.term.weights)
         return Blocks({self.row: codes})
 
-    def load(self, state: RestartState) -> None:
+    def load(self, state: RestartState, active: Tensor) -> None:
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
-        super().load(state)
+        super().load(state, active)
         self.origin_v = state.origin_v
         if state is self._stored:
             return
@@ -252,11 +256,15 @@ class TiledIterations(Iterations):
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
         # Images are large as well: as few intermediate ones as possible.
-        count, self.v = mix.shape[1], Blocks({})  # free the old v
+        count, active = mix.shape[1], self.active
+        ended = [i for i, goes_on in enumerate(active.tolist()) if not goes_on]
+        kept = self.v[self.row][ended]
+        self.v = Blocks({})  # free the old v
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
             self.old_u, w = self.w_u, self.w_u["x"]
             # prox_g(w - tau c)
-            self.u = self.saddle.prox_g(Blocks({"x": self.c.mul_(-tau.step("x", w)).add_(w)}), tau)
+            u = self.saddle.prox_g(Blocks({"x": self.c.mul_(-tau.step("x", w)).add_(w)}), tau)
+            self.u = choose_images(active, u, self.u)
             x = self.u["x"]
             kind = CODES if self.has_codes else self.w.dtype
             if self.has_codes and k in (1, count):
@@ -264,10 +272,11 @@ class TiledIterations(Iterations):
             v = torch.empty_like(self.w, dtype=kind) if k == count else None
             self._pass((2 * x).sub_(w), sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
+                v[ended] = kept
                 self.v = Blocks({self.row: v})
             a, b, e = (expand_per_image(part, w) for part in (a, b, e))
             new = (x * a).add_(w * b).add_(self.anchor_u["x"] * e)
-            self.w_u = Blocks({"x": new})
+            self.w_u = Blocks({"x": choose_images(active, new, w)})
         if self.has_codes:
             give_back()
 
@@ -288,7 +297,7 @@ class TiledIterations(Iterations):
         del x_bar
         c = self.c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
-        for i in range(w.shape[0]):
+        for i in self.active.nonzero().flatten().tolist():
             one = slice(i, i + 1)
             a, b, e = (float(part[i]) for part in mix)
             for strip, halo in self.operator.strips(self._rows):

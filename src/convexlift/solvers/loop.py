@@ -17,7 +17,6 @@ from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.replays import Replays
 from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.solvers.stopwatch import Stopwatch
-from convexlift.tensors import choose_images
 from convexlift.tf32 import full_precision
 
 
@@ -129,8 +128,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
                 ledger.end(Status.TIME_LIMIT)
             else:
                 count = _at_once(solver, stop, iteration, ledger.clock)
-                # Images that have ended keep their state.
-                state = choose_images(ledger.active, solver.advance(state, count), state)
+                state = solver.advance(state, count, ledger.active)
                 iteration += count
                 ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:

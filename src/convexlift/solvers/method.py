@@ -10,7 +10,7 @@ from torch import Tensor
 
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, choose_images
 
 
 class State(Protocol):
@@ -68,11 +68,17 @@ class Solver(ABC, Generic[StateT]):
     def step(self, state: StateT) -> StateT:
         """One iteration; the old state is not modified."""
 
-    def advance(self, state: StateT, iterations: int) -> StateT:
-        """Several iterations without intermediate checks."""
+    def advance(self, state: StateT, iterations: int, active: Tensor | None = None) -> StateT:
+        """Several iterations without intermediate checks.
+
+        Images that are not ``active`` (B,), on the CPU, keep their state.
+        """
+        after = state
         for _ in range(iterations):
-            state = self.step(state)
-        return state
+            after = self.step(after)
+        if active is not None:
+            after = choose_images(active, after, state)
+        return after
 
     def reconsider(self, state: StateT, evaluation: Evaluation) -> StateT:
         """Adapt the state at a check, given the evaluation of its images."""

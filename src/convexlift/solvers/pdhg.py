@@ -48,7 +48,7 @@ from convexlift.solvers.restart_rules import (
 )
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, choose_images
 
 Lift = Callable[[VariationalProblem], SaddlePointProblem]
 """``lift`` with some of its options."""
@@ -242,31 +242,38 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         """P(w), then the extrapolation or a restart."""
         return self.advance(state, 1)
 
-    def advance(self, state: RestartState, iterations: int) -> RestartState:
+    def advance(
+        self, state: RestartState, iterations: int, active: Tensor | None = None
+    ) -> RestartState:
         """Several iterations, on plain tensors if the kernels fail here."""
+        if active is None:
+            active = torch.ones_like(state.memory.restart_next)
+        elif not bool(active.any()):
+            return state
         try:
-            return self._advance(state, iterations)
+            return self._advance(state, iterations, active)
         except kernel_errors() as error:
             self._why = f"GPU kernels do not run here: {error}"
             warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
             self.iterations = Iterations(self.saddle, self.coupling)
-            return self._advance(state, iterations)
+            return self._advance(state, iterations, active)
 
-    def _advance(self, state: RestartState, iterations: int) -> RestartState:
+    def _advance(self, state: RestartState, iterations: int, active: Tensor) -> RestartState:
         """Iterate to the next decision of the rules, decide, and repeat.
 
         A restart takes two steps: the rules call for it, and the next iteration moves to P(w)
         itself; then steps and anchor change.
         """
-        running, memory, home = self.iterations, state.memory, state.sigma.device
+        running, home = self.iterations, state.sigma.device
+        memory = state.memory.following(active)
         tau, sigma = running.steps(state)
-        running.load(state)
+        running.load(state, active)
         while iterations:
             count = self.rules.until_decision(memory, iterations)
             measured = self.rules.measured(memory, count)
             running.iterate(tau, sigma, self.rules.mix(memory, count), measure=measured)
             r = running.residual(tau, sigma) if measured else None
-            restarted = memory.restart_next
+            restarted = memory.restart_next & active
             memory = self.rules.counted(memory, r, count)
             if bool(restarted.any()):  # they moved to P(w), and get steps for the displacement
                 whole, recent = running.displacements(state)
@@ -276,8 +283,10 @@ class RestartedPDHG(PDHGSolver[RestartState]):
                 tau = self.coupling.tau(sigma)
                 running.move_anchor(restarted)
             iterations -= count
+        memory = choose_images(active, memory, state.memory)
         after = replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory)
-        return running.store(after, tau, sigma)
+        after = running.store(after, tau, sigma)
+        return after if running.skips else choose_images(active, after, state)
 
 
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:

@@ -72,6 +72,13 @@ class RestartMemory:
         infinite = torch.full((batch,), math.inf, dtype=torch.float64)
         return RestartMemory(count, count, count > 0, infinite, infinite)
 
+    def following(self, active: Tensor) -> RestartMemory:
+        """Images that are not active follow the first that is, and ask for no decisions."""
+        first = active.to(torch.uint8).argmax()
+        return RestartMemory(
+            *(torch.where(active, numbers, numbers[first]) for numbers in vars(self).values())
+        )
+
 
 class RestartRules:
     """The rules for one problem, in NumPy, so that the host keeps up with a GPU.

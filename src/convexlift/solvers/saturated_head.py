@@ -178,13 +178,16 @@ class SaturatedPDHG(Solver[SaturatedState]):
         """One iteration with each solver."""
         return self.advance(state, 1)
 
-    def advance(self, state: SaturatedState, iterations: int) -> SaturatedState:
+    def advance(
+        self, state: SaturatedState, iterations: int, active: Tensor | None = None
+    ) -> SaturatedState:
         """Several iterations with each solver that has images."""
-        without, full = state.without, state.full
-        if without is not None and bool(state.holds.any()):
-            without = self.without.advance(without, iterations)
-        if full is not None:
-            full = self.full.advance(full, iterations)
+        without, full, holds = state.without, state.full, state.holds
+        active = torch.ones_like(holds) if active is None else active
+        if without is not None and bool((active & holds).any()):
+            without = self.without.advance(without, iterations, active & holds)
+        if full is not None and bool((active & ~holds).any()):
+            full = self.full.advance(full, iterations, active & ~holds)
         return replace(state, without=without, full=full)
 
     def finished(self, state: SaturatedState) -> SaturatedState:
