@@ -193,7 +193,8 @@ def test_many_files_end_with_a_table_and_a_contact_sheet():
     assert page.pictures == 6  # before and after
     assert len(page.links) == 6  # results, and their numbers
     worst = max(json.loads(path.read_text())["gap"] for path in Path("out").glob("a*.json"))
-    claim = f"Solved to within {percent(worst)}: no picture fits this model better. {CAVEAT}"
+    better = "no picture fits this model better by more than that."
+    claim = f"Solved to within {percent(worst)}: {better} {CAVEAT}"
     assert claim in result.output
     assert claim in text
     assert all(Path("out", link.replace("%20", " ").replace("%26", "&")).exists()
