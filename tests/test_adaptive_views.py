@@ -194,7 +194,7 @@ def test_every_text_about_a_certificate_has_the_premise(tmp_path):
     everywhere = "no image in the box has an objective below the lower bound"
     assert solution.meaning == (PREMISE + everywhere,) * 2
     assert PREMISE in " ".join(str(solution).split())
-    assert f"{PREMISE}no image has a smaller objective" in str(cl.explain(problem))
+    assert f"{PREMISE}no image has an objective below the bound" in str(cl.explain(problem))
     verdicts = cl.verify(solution.proof.save(tmp_path / "x.proof"))
     assert {verdict.premise for verdict in verdicts} == {PREMISE}
     assert f"; {PREMISE}no image in the box is below" in str(verdicts[0])
