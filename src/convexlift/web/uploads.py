@@ -187,8 +187,8 @@ def read_slice(path: Path, limits: Limits) -> InputPicture:
     if start[128:132] != b"DICM":
         raise PageError(
             f"{name} is not a DICOM file.",
-            "Upload one CT slice as DICOM. For the data of a scanner: convexlift reconstruct ct, on "
-            "the command line.",
+            "Upload one CT slice as DICOM. For the data of a scanner: convexlift reconstruct ct, "
+            "on the command line.",
         )
     path = path.rename(path.with_suffix(".dcm"))
     try:
