@@ -305,7 +305,7 @@ def test_a_small_gap_reads_as_solved_and_is_rounded_up(gap, said):
     heading, meaning = in_words(gap, Guarantee.GLOBAL)
     assert heading == f"Solved to within {said}"
     assert float(said.split()[0]) >= 100 * gap
-    assert meaning == f"no picture fits this model better. {CAVEAT}"
+    assert meaning == f"no picture fits this model better by more than that. {CAVEAT}"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_solution_says_it_for_each_image():
     assert len(solution.in_words) == 2
     for words in solution.in_words:
         assert words.startswith("Solved to within ")
-        assert words.endswith(f": no picture fits this model better. {CAVEAT}")
+        assert words.endswith(f": no picture fits this model better by more than that. {CAVEAT}")
 
 
 def test_counts_at_the_edge_of_what_is_bounded_are_confirmed(tmp_path):

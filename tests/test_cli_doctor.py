@@ -83,6 +83,15 @@ def test_help_fits_the_terminal_with_examples_and_exit_codes(name, width):
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda v: str(v)[:20])
+def test_examples_can_be_pasted_from_a_narrow_terminal(name, command):
+    result = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "60"})
+    shown = re.sub(r" \\\n +", " ", result.output)  # as a shell joins the lines
+    examples = re.findall(r"(?m)^ *(convexlift .*)$", command.epilog)
+    assert examples
+    assert all(f"\n  {example}\n" in shown for example in examples)
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda v: str(v)[:20])
 def test_all_options_are_described(name, command):
     context = command.context_class(command, info_name=name)
     for parameter in command.get_params(context):

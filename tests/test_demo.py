@@ -120,7 +120,7 @@ def test_the_page_is_self_contained_and_honest(finished):
     text = " ".join(page.split())
     said = re.findall(r"<b>Solved to within ([\d.]+) %: (.*?)</b>", text)
     assert [words for _, words in said] == [
-        f"{PREMISE}no picture fits this model better. {CAVEAT}"
+        f"{PREMISE}no picture fits this model better by more than that. {CAVEAT}"
     ] * 3
     tasks = json.loads((folder / "results.json").read_text())["tasks"]
     for (percent, _), task in zip(said, tasks, strict=True):

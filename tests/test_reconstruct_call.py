@@ -97,6 +97,14 @@ def test_an_array_gives_the_record_of_its_file(files):
     assert np.abs(by_array.x.numpy() - values).mean() < 300
 
 
+def test_a_result_says_that_there_was_hardly_any_noise():
+    smooth = torch.linspace(0.2, 0.8, 48).expand(48, 48)
+    for image, said in ((smooth, True), (smooth + 0.05 * torch.randn(48, 48), False)):
+        notes = cl.reconstruct(image, **FAST).record.get("notes", [])
+        assert any("hardly any noise" in note for note in notes) == said
+    assert "notes" not in cl.reconstruct(smooth, sigma=0.001, **FAST).record  # as asked for
+
+
 def test_a_result_says_that_it_was_solved_in_tiles(monkeypatch):
     given = {"regularizer": "tv", "sigma": 0.1, "tolerance": 1e-2}
     image = torch.rand(288, 288)

@@ -266,8 +266,9 @@ def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages)
     data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
     path = save(data, tmp_path / "a.dcm")
     message = rf"a\.dcm is compressed as JPEG.* needs a codec .*requires .*{packages}>="
-    with pytest.raises(scans.ScanFileError, match=message):
+    with pytest.raises(scans.ScanFileError, match=message) as caught:
         scans.read_volume(path)
+    assert "damaged" not in str(caught.value)  # it may be perfectly fine
 
 
 def test_12_bit_jpeg_needs_another_codec_than_pillow(tmp_path):

@@ -65,6 +65,40 @@ def test_a_race_plot_has_a_logarithmic_axis():
     assert "no results yet" in html.race_plot(None)
 
 
+@pytest.mark.parametrize(
+    ("reached", "bound", "said"),
+    [
+        ({"a": (1.0, 1.0004), "b": (2.0, 1.1)}, 1.0,
+         "First within 0.1 % of the proven bound: a (1.0 s)."),
+        # The slower one is lower, by less than what is left to be proved.
+        ({"a": (3.0, 1.00030), "b": (2.0, 1.00031), "c": (1.0, 1.1)}, 1.0,
+         "within 0.1 % of the proven bound: b (2.0 s). Then: a (3.0 s)."),
+        ({"a": (1.0, -0.9), "b": (2.0, -0.999)}, -1.0, "1 % of the proven bound: b (2.0 s)."),
+        ({"a": (1.0, 1 - 1e-9)}, 1.0, "within 0.001 % of the proven bound: a"),  # rounding errors
+        ({"a": (1.0, 3.0)}, 1.0, "No method came close"),
+        ({"a": (1.0, 1.0)}, -math.inf, "No method came close to a proven bound"),
+        ({}, 1.0, "No method applies"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_race_is_about_time_not_about_last_digits(reached, bound, said):
+    laps = [Lap(name, checks=[(0.5, 9.0), found]) for name, found in reached.items()]
+    shown = html.race_verdict(race_of(*laps, Lap("not run"), bound=bound))
+    assert said in " ".join(re.sub("<[^>]*>", " ", shown).split())
+    assert ("Then" in shown) == ("Then" in said)
+
+
+def test_a_run_of_one_sweep_has_no_curve_and_no_empty_frame():
+    def sweep(done, objective, bound):
+        return Point(done, 1.0, objective, bound, 0.1, None, tiles=4)
+
+    waiting = html.convergence_plot([sweep(1, math.inf, -math.inf)])
+    assert "the proof follows the last tile" in waiting
+    assert html.convergence_plot([sweep(4, 2.0, 1.9)], ended=True) == ""
+    two = html.convergence_plot([sweep(4, 2.0, 1.8), sweep(8, 2.0, 1.9)], ended=True)
+    assert two.count("<polyline") == 2
+    assert ">tiles<" in two
+
+
 def test_round_numbers_of_an_axis():
     assert html.nice_steps(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     drawn = html.convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, 5)])
@@ -80,6 +114,19 @@ def test_numbers_at_the_axis_are_not_cut_off_on_a_phone():
         assert labels
         for right, label in labels:
             assert float(right) >= 0.6 * 16 * len(label), label
+
+
+@pytest.mark.parametrize("last", [5, 55, 100, 1000, 1005, 12000])
+def test_numbers_below_the_axis_are_not_cut_off_on_a_phone(last):
+    laps = [Lap("a", checks=[(0.0, 2.0), (float(last), 1.5)])]
+    points = [Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, last)]
+    for drawn, width, letters in (
+        (html.convergence_plot(points), 480, 16), (html.race_plot(race_of(*laps)), 800, 24),
+    ):  # fmt: skip
+        ticks = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([\d.e+]+)<', drawn)
+        for x, anchor, label in ticks:
+            beyond = {"end": 0.0, "middle": 0.5}[anchor] * 0.6 * letters * len(label)
+            assert float(x) + beyond <= width, label
 
 
 @pytest.mark.parametrize(
@@ -103,4 +150,6 @@ def test_the_verdict_says_no_more_than_is_proved(status, gap, guarantee, kind, s
     assert f'class="banner {kind}"' in shown
     text = " ".join(re.sub("<[^>]*>", " ", shown).split())
     assert said in text
-    assert ("Solved" in text) == text.endswith("better. It does not say that the picture is true.")
+    assert ("Solved" in text) == text.endswith(
+        "by more than that. It does not say that the picture is true."
+    )

@@ -240,7 +240,9 @@ def test_a_large_picture_is_solved_whole_on_request(executor, tmp_path, monkeypa
     seen = [html.progress(state.points, 1e-2) for state in run.states()]
     result = run.result()
     assert result.status is Status.CONVERGED
+    assert [point.iteration for point in result.points] == [4]  # one sweep
     assert result.points[-1].tiles == 4
+    assert result.points[-1].gap == pytest.approx(result.reconstruction.record["gap"])
     assert "tile 4 of 4" in " ".join(seen)
     assert result.reconstruction.x.shape == picture.values.shape
     files = write_files(result, record(result), tmp_path)

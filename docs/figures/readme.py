@@ -56,7 +56,7 @@ def main() -> None:
         axis.set_title(f"{title}, {float(psnr(shown, clean)):.2f} dB", fontsize=11)
         axis.set_axis_off()
     figure.subplots_adjust(left=0.004, right=0.996, top=0.92, bottom=0.12, wspace=0.015)
-    words = textwrap.fill(solution.in_words[0], 160)
+    words = textwrap.fill(solution.in_words[0], 130)
     figure.text(0.5, 0.045, words, ha="center", va="center", fontsize=10)
     figure.savefig(given.output, dpi=110, pil_kwargs={"quality": 86})
     print(given.output, solution, solution.in_words[0], sep="\n")

@@ -81,7 +81,7 @@ def help_text(command: Any, context: Any, width: int) -> str:
 
 
 def paragraphs(text: str, width: int) -> Iterator[str]:
-    """Paragraphs filled to the width; indented lines stay as they are."""
+    """Paragraphs filled to the width; indented lines stay apart, and commands can be pasted."""
     for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
         if not paragraph.startswith(" "):
             filled = textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
@@ -92,7 +92,12 @@ def paragraphs(text: str, width: int) -> Iterator[str]:
             start = re.match(r" *(\S+ {2,})?", line)
             assert start is not None
             inset = " " * (start.end() if start[1] else start.end() + 4)
-            lines.append(textwrap.fill(line, width, subsequent_indent=inset, **_WHOLE_WORDS))
+            room, ending = width, "\n"
+            if line.lstrip().startswith("convexlift ") and len(line) > width:
+                room, ending = width - 2, " \\\n"
+            lines.append(
+                ending.join(textwrap.wrap(line, room, subsequent_indent=inset, **_WHOLE_WORDS))
+            )
         yield "\n".join(lines)
 
 

@@ -164,7 +164,7 @@ class InputConvexNetwork(Described, nn.Module):
     reads_data: ClassVar[bool] = False
     """Whether problems must condition it on their data, and state their noise."""
     premise: ClassVar[str] = ""
-    """The condition under which "no image has a smaller objective", the claim of certificates."""
+    """The condition under which "no image has an objective below the bound", as proofs claim."""
 
     def __init__(
         self,

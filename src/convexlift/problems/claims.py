@@ -82,14 +82,17 @@ def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tupl
     if guarantee is Guarantee.CRITICAL:
         if gap > FAR:
             return "Not solved yet", "small changes may make the picture fit this model better."
-        best = "no small change makes the picture fit this model better, but another picture may."
+        best = (
+            "no small change makes the picture fit this model better by much more than that, but "
+            "another picture may."
+        )
         return f"Critical to within {percent(gap)}", f"{premise}{best} {CAVEAT}"
     if gap >= 1:
         return "Not solved yet", f"how much better a picture{near} could fit is not known."
     if gap > FAR:
         better = f"another picture{near} may fit this model up to {percent(gap)} better."
         return "Not solved yet", f"{premise}{better}"
-    claim = f"{premise}no picture{near} fits this model better."
+    claim = f"{premise}no picture{near} fits this model better by more than that."
     return f"Solved to within {percent(gap)}", f"{claim} {CAVEAT}"
 
 

@@ -57,7 +57,7 @@ class VariationalProblem(Described, TensorRecord):
             (``AdaptiveNetwork``); one number, or one for each image.
 
     An adaptive regularizer is conditioned on the data when the problem is stated. Its certificates
-    say: given the weights that the guide read from these data, no image has a smaller objective.
+    say: given the weights that the guide read, no image has an objective below the bound.
     """
 
     fidelity: Fidelity

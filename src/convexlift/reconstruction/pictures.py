@@ -136,7 +136,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             truth=truth,
             about=contents.about() | missing | self._used(contents),
             notes=(
-                *contents.scale.notes, *self._notes(contents, task),
+                *contents.scale.notes, *self._notes(contents, task, noise),
                 *filter(None, [weight.note, self._shared(contents, images, noise), divided]),
             ),
         )  # fmt: skip
@@ -309,9 +309,12 @@ class Denoiser(DenoiseOptions, Reconstructor):
             raise InputError(f"the truth {called} has {other}, but {contents.name} has {own}")
         return images
 
-    def _notes(self, contents: Contents, task: str) -> Iterator[str]:
+    def _notes(self, contents: Contents, task: str, noise: Noise) -> Iterator[str]:
         """Notes on missing numbers, masks of pictures displayed rotated, and unusual tasks."""
         card = self.network.card
+        least = noise.kind == "gaussian" and noise.level <= LEAST_SIGMA
+        if least and noise.estimated and self.task == "denoise":
+            yield "hardly any noise was found, so it hardly changes; give --sigma if you see noise"
         if task == SaltAndPepper.name and card is not None and task not in card.weights:
             yield f"{card.name} is not made for salt and pepper; --regularizer photo-open is"
         if contents.missing is not None and self.task == "denoise":

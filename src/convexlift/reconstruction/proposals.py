@@ -91,8 +91,8 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (colour := painted(contents)) is not None:
         tolerance = ("--colour-tolerance", "20") if ending in (".jpg", ".jpeg") else ()
         return Proposal(path, about, "inpaint", ("--mask-colour", colour, *tolerance))
-    if ending == ".npy":
-        is_float = contents.picture.stored.dtype.kind == "f"
+    is_float = contents.picture.stored.dtype.kind == "f"
+    if ending == ".npy" or (ending in (".tif", ".tiff") and is_float):
         numbers = ["line integrals"] if is_float else ["counts", "--flat", "FLAT.npy"]
         target = str(path.with_name(f"{path.stem}-slice.tif"))
         words = [str(path), "-o", target, "--beam", "parallel", "--quantity", *numbers]

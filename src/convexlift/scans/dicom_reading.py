@@ -318,24 +318,26 @@ def stored_pixels(path: Path, max_megapixels: float | None) -> tuple[Any, NDArra
     try:
         pixels = np.asarray(dataset.pixel_array)
     except Exception as error:  # decoders raise nearly every type
-        raise ScanFileError(f"{path} {_advice(syntax)}: {reason_of(error)}") from error
+        raise ScanFileError(f"{path} {_advice(syntax, error)}") from error
     if pixels.shape != expected:
         raise ScanFileError(f"{path} holds pixels {pixels.shape}, but its header says {expected}")
     return dataset, pixels
 
 
-def _advice(syntax: Any) -> str:
+def _advice(syntax: Any, error: Exception) -> str:
     """The reason why the pixels of a file cannot be decoded, and a remedy."""
+    reason = reason_of(error)
     if not syntax.is_compressed:
-        return "cannot be decoded, it may be cut short or damaged; copy it again"
+        return f"cannot be decoded, it may be cut short or damaged; copy it again: {reason}"
     try:
         decoder = load_extra("pydicom.pixels", "DICOM files").get_decoder(syntax)
     except NotImplementedError:
         return f"is compressed as {syntax.name}, which cannot be decoded here; decompress it first"
-    state = "cannot be decoded, it may be damaged" if decoder.is_available else "needs a codec"
     codecs = "; ".join(decoder.missing_dependencies)
     missing = f" (packages that can decode it, not installed: {codecs})" if codecs else ""
-    return f"is compressed as {syntax.name} and {state}{missing}"
+    if not decoder.is_available:
+        return f"is compressed as {syntax.name} and needs a codec{missing}"
+    return f"is compressed as {syntax.name} and cannot be decoded{missing}: {reason}"
 
 
 # Datasets ----------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def explain(problem: VariationalProblem, *, method: Method | None = None) -> Exp
     with torch.no_grad(), full_precision():
         choices = [Choice("method", str(method), why), *method.solver(problem).choices]
     if premise := problem.regularizer.premise:
-        claim = f"{premise}no image has a smaller objective"
+        claim = f"{premise}no image has an objective below the bound"
         choices.append(Choice("certificate", claim, "the regularizer reads the data"))
     return Explanation(tuple(choices))
 

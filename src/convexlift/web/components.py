@@ -292,7 +292,7 @@ class RunDisplay:
             self.status: html.verdict(result),
             self.picture: gr.update(visible=False),
             self.slider: gr.update(value=(str(files["before"]), str(files["after"])), visible=True),
-            self.plot: html.convergence_plot(result.points),
+            self.plot: html.convergence_plot(result.points, ended=True),
             self.facts: html.facts(self.name, result, numbers),
             self.details: html.details(self.name, result),
             self.downloads: gr.update(visible=True),

@@ -160,6 +160,29 @@ def standings(race: Race) -> str:
     return fragment("standings", head, rows)
 
 
+def race_verdict(race: Race) -> str:
+    """The status line at the end of a race: who came close to the bound, in order of time.
+
+    The last digits of an objective mean little, so methods are compared at a round distance, at
+    least twice the smallest one.
+    """
+    if not any(lap.checks for lap in race.laps):
+        return banner("No method applies to this problem.", "bad")
+    curves = {lap.name: race.distances(lap) for lap in race.laps if lap.checks}
+    smallest = min(curve[-1][1] if curve else math.inf for curve in curves.values())
+    if smallest > 0.05:
+        return banner("Done.", "partial", "No method came close to a proven bound.")
+    level = 10.0 ** math.ceil(math.log10(max(2 * smallest, 1e-5)) - 1e-9)
+    times = [
+        (next(when for when, distance in curve if distance <= level), name)
+        for name, curve in curves.items()
+        if curve[-1][1] <= level
+    ]
+    first, *others = (f"{name} ({when:.1f} s)" for when, name in sorted(times))
+    said = f"First within {percent(level)} of the proven bound: {first}."
+    return banner("Done.", "good", f"{said} Then: {', '.join(others)}." if others else said)
+
+
 def description(job: PageJob) -> str:
     """A job in one line."""
     height, width = job.picture.size
@@ -168,8 +191,15 @@ def description(job: PageJob) -> str:
     return f"{task} {name}, {width} x {height}, with {regularizer}"
 
 
-def convergence_plot(points: Sequence[Point]) -> str:
-    """Objective and lower bound against iterations, with the gap between them shaded."""
+def convergence_plot(points: Sequence[Point], ended: bool = False) -> str:
+    """Objective and lower bound against iterations or tiles, with the gap between them shaded.
+
+    Empty at the end of a run with fewer than two checks, which make no curve.
+    """
+    if ended and len(points) < 2:
+        return ""
+    tiled = bool(points) and points[-1].tiles is not None
+    across = "tiles" if tiled else "iterations"
     lines = {
         "objective of the picture": _finite((p.iteration, p.objective) for p in points),
         "proven bound: no picture is below": _finite((p.iteration, p.lower_bound) for p in points),
@@ -177,15 +207,13 @@ def convergence_plot(points: Sequence[Point]) -> str:
     # The first values would flatten all others; they leave the plot when more have come.
     values = [y for line in lines.values() for _, y in line[len(line) // 3 :]]
     if not values:
-        return fragment("empty_plot", "the proof appears here", SMALL)
+        title = "the proof follows the last tile" if tiled else "the proof appears here"
+        return fragment("empty_plot", title, SMALL)
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) + 1e-6 * abs(high) + 1e-12
     low, high = low - margin, high + margin
-    title = "Objective and lower bound against iterations"
-    levels = _linear_levels(low, high)
-    return _plot(
-        title, SMALL, lines, "iterations", levels, lambda y: (y - low) / (high - low), True
-    )
+    title, levels = f"Objective and lower bound against {across}", _linear_levels(low, high)
+    return _plot(title, SMALL, lines, across, levels, lambda y: (y - low) / (high - low), True)
 
 
 def race_plot(race: Race | None) -> str:
@@ -235,9 +263,15 @@ def _plot(
     return fragment(
         "plot", title, size, (left, right, top, base), list(lines), curves, band,
         [(down_to(level), label) for level, label in levels],
-        [(across_to(x), f"{x:g}") for x in nice_steps(0, end, 6)],
+        [_tick(across_to(x), f"{x:g}", size[0]) for x in nice_steps(0, end, 6)],
         across,
     )  # fmt: skip
+
+
+def _tick(x: float, label: str, width: int) -> tuple[float, str, str]:
+    """Place and anchor of a label below the axis; one that would be cut off ends at the edge."""
+    widest = 0.6 * (24 if width > SMALL[0] else 16) * len(label)  # on phones: see style.css
+    return (width - 1, "end", label) if x + widest / 2 > width else (x, "middle", label)
 
 
 def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:

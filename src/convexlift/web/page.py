@@ -71,12 +71,7 @@ class RaceTab:
         for _ in controls.watch(race, request):
             yield self._shown(race)
         race.result()
-        ran = [lap for lap in race.laps if lap.checks]
-        status = html.banner("No method applies to this problem.", "bad")
-        if ran:
-            best = min(ran, key=lambda lap: lap.checks[-1][1])
-            status = html.banner("Done.", "good", f"Lowest objective: {best.name}.")
-        yield {**self._shown(race), self.status: status}
+        yield {**self._shown(race), self.status: html.race_verdict(race)}
 
     def _shown(self, race: Race) -> Updates:
         return {

@@ -26,7 +26,7 @@ from convexlift.reconstruction import InputError, PreparedImage, Reconstruction,
 from convexlift.reconstruction.options import OPTIONS, DenoiseOptions
 from convexlift.reconstruction.reconstructor import Reconstructor, joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.solvers.solution import Progress, Status
+from convexlift.solvers.solution import Progress, Record, Status
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, SparseViewCT
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture
@@ -365,7 +365,10 @@ class Run(Computation[Snapshot, RunResult]):
         prepared = self.job.prepared(options, solver)
         self.state = Snapshot(prepared)
         reconstruction = options.solve([prepared], solver, self._check)[0]
-        return RunResult(self.job, prepared, reconstruction, self.state.points)
+        points = self.state.points
+        if points and (tiles := points[-1].tiles) is not None:  # a sweep is certified at its end
+            points = tuple(_point(each, None, tiles) for each in reconstruction.solution.history)
+        return RunResult(self.job, prepared, reconstruction, points)
 
     def _check(self, progress: Progress) -> bool:
         """Publish the progress; returns whether to end the run."""
@@ -373,14 +376,13 @@ class Run(Computation[Snapshot, RunResult]):
         assert last.prepared is not None
         finite, truth = bool(torch.isfinite(x).all()), last.prepared.truth
         known = finite and self.job.compared and truth is not None and truth.numel() == x.numel()
-        point = Point(
-            progress.iteration,
-            progress.seconds,
-            float(progress.objective.sum()),
-            float(progress.lower_bound.sum()),
-            float(progress.gap.max()),
-            joint_psnr(x, truth) if known and truth is not None else None,
-            progress.tiles,
-        )
+        decibel = joint_psnr(x, truth) if known and truth is not None else None
+        point = _point(progress, decibel, progress.tiles)
         self.state = replace(last, x=x if finite else last.x, points=(*last.points, point))
         return self._stopped.is_set()
+
+
+def _point(record: Record, decibel: float | None, tiles: int | None) -> Point:
+    objective, bound = float(record.objective.sum()), float(record.lower_bound.sum())
+    gap = float(record.gap.max())
+    return Point(record.iteration, record.seconds, objective, bound, gap, decibel, tiles)

@@ -185,7 +185,11 @@ def read_slice(path: Path, limits: Limits) -> InputPicture:
     with path.open("rb") as file:
         start = file.read(132)
     if start[128:132] != b"DICM":
-        raise PageError(f"{name} is not a DICOM file.", "Upload one CT slice as DICOM.")
+        raise PageError(
+            f"{name} is not a DICOM file.",
+            "Upload one CT slice as DICOM. For the data of a scanner: convexlift reconstruct ct, "
+            "on the command line.",
+        )
     path = path.rename(path.with_suffix(".dcm"))
     try:
         volume = read_volume(path, max_megapixels=_most_megapixels(limits))
