@@ -2,12 +2,14 @@
 
     python benchmarks/quality_against_time.py train FOLDER --output DIR [--steps 4000]  # a GPU
     python benchmarks/quality_against_time.py time FOLDER --output DIR                  # a CPU
+    python benchmarks/quality_against_time.py plot --output DIR
 
 FOLDER holds grey photographs; every 13th is held out. Trainings are those of ``train_adaptive``
 with Gaussian noise of all levels, from cosine filters, and equally many steps for all sizes. DIR
 gets the models and ``quality.json``, with a row for each size: PSNR at sigma 15, 25 and 50 of 255
 on the held-out photographs, and milliseconds per photograph of 481 x 321 at sigma 25, everything
-included, on the device. ``time`` adds seconds on two threads of a CPU, the sizes taking turns.
+included, on the GPU. ``time`` adds processor seconds on one thread, where other programs matter
+less; sizes take turns with BM3D, if its package is installed. ``plot`` draws ``quality.svg``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from time_to_error import clock
 from torch import Tensor
 
 import convexlift as cl
@@ -135,17 +138,16 @@ def scored(network: cl.InputConvexNetwork, clean: Tensor) -> dict[str, Any]:
 
 def seconds(network: cl.InputConvexNetwork, y: Tensor, sigma: float) -> float:
     """From the noisy pictures to the certified result."""
-    begin = time.perf_counter()
+    begin = clock()
     cl.solve(stated(network, y, sigma))
-    if y.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def time_on_cpu(given: argparse.Namespace) -> None:
-    """Add the fastest of some rounds, in which all sizes and BM3D, if installed, take turns."""
+    """Add the fastest of some rounds."""
     from training_crops import read
 
+    torch.set_num_threads(1)
     clean = read([given.folder], colour=False)[1][:TIMED].float() / 255
     y, sigma = noisy(clean, 25 / 255), 25 / 255
     rows = json.loads((given.output / "quality.json").read_text())
@@ -172,25 +174,53 @@ def rival(sigma: float) -> dict[str, Any]:
         return {}
 
     def call(one: Tensor) -> float:
-        begin = time.perf_counter()
+        begin = clock()
         bm3d(one[0, 0].numpy(), sigma)
-        return time.perf_counter() - begin
+        return clock() - begin
 
     return {"BM3D": call}
 
 
+def plot(given: argparse.Namespace) -> None:
+    """PSNR at sigma 25 against milliseconds on the GPU and seconds on the CPU."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = json.loads((given.output / "quality.json").read_text())
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axis, column, label in (
+        (axes[0], "GPU ms", "milliseconds for each of 33 on a GPU"),
+        (axes[1], "CPU s", "processor seconds"),
+    ):
+        for row in rows:
+            axis.plot(row[column], row["dB at 25"], "o", color="C0")
+            words = row["size"].replace("_", ", ")
+            axis.annotate(words, (row[column], row["dB at 25"]), (4, -9),
+                          textcoords="offset points", fontsize=6)  # fmt: skip
+        axis.set(xlabel=label, xlim=(0, 1.35 * max(row[column] for row in rows)))
+        axis.margins(y=0.12)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("PSNR at sigma 25, dB")
+    figure.savefig(given.output / "quality.svg")
+
+
 def main() -> None:
-    """Train, or time."""
+    """Train, time or plot."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("action", choices=["train", "time"])
-    parser.add_argument("folder", type=Path)
+    actions = {"train": train, "time": time_on_cpu, "plot": plot}
+    parser.add_argument("action", choices=actions)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=4000)
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    train(given) if given.action == "train" else time_on_cpu(given)
+    if given.folder is None and given.action != "plot":
+        parser.error(f"{given.action} needs a folder of photographs")
+    actions[given.action](given)
 
 
 if __name__ == "__main__":
