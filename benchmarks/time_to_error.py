@@ -191,7 +191,7 @@ def report(rows: list[dict[str, Any]]) -> None:
             cell = "" if method not in group else "-"
             if method in means:
                 count = statistics.mean(row["iterations"] for row in group[method])
-                cell = f"{means[method]:.2f} ({count:.0f})"
+                cell = f"{means[method]:.2g} ({count:.0f})"
             cells.append(cell)
         others = [seconds for method, seconds in means.items() if method != "default"]
         ratio = f"{min(others) / means['default']:.2f}" if others and "default" in means else ""
