@@ -256,6 +256,7 @@ class FusedIterations(Iterations):
             raise DoesNotApply("projections that need the host to decide when to stop")
         super().__init__(saddle, coupling)
         self._layer, self._pixels, self._rest = layer, pixels, rest
+        self.skips = rest is None  # whose tensor operations are for all images
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
         self._steps = Blocks({}), Blocks({})  # of that state, on the host
@@ -266,11 +267,6 @@ class FusedIterations(Iterations):
             return self._steps
         host = torch.device("cpu")
         return state.tau.to(host), state.sigma.to(host)
-
-    @property
-    def skips(self) -> bool:  # type: ignore[override]
-        """Kernels skip images; plain tensor operations of the rest do not."""
-        return self._rest is None
 
     def load(self, state: RestartState, active: Tensor) -> None:
         """Copy w and the anchor into the buffers, unless they already hold them."""

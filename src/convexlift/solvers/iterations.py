@@ -78,7 +78,7 @@ class Iterations:
     name: ClassVar[str] = "plain"
     advantage: ClassVar[str] = ""
     block: ClassVar[int] = 1
-    skips = False
+    skips: bool = False
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
