@@ -80,7 +80,7 @@ def test_arrays_keep_their_shape():
         found = cl.reconstruct(image, sigma=0.1, noise="gaussian", **QUICK)
         assert (found.x.shape, found.x.dtype) == (image.shape, image.dtype)
         assert len(found.solution.x) == image.numel() // y.numel() // 3
-        torch.testing.assert_close(found.x, expected.x.to(image).expand_as(image))
+        assert float((found.x - expected.x).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize(("apart", "channels"), [(1, 1), (2, 3)])
