@@ -69,7 +69,10 @@ def test_files_have_the_results_of_the_grey_file(kind):
     assert torch.equal(found.x, grey.x.expand(3, -1, -1))
     found.save(f"out-{kind}")
     written = read_picture(Path(f"out-{kind}"))
-    assert (written.channels, written.stored.dtype) == (3, read_picture(Path(f"rgb-{kind}")).stored.dtype)
+    assert (written.channels, written.stored.dtype) == (
+        3,
+        read_picture(Path(f"rgb-{kind}")).stored.dtype,
+    )
     assert equal_channels(written.stored)
 
 

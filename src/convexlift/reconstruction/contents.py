@@ -213,9 +213,7 @@ class Contents:
             )
 
 
-def merge_equal_channels(
-    contents: Contents, seen: Tensor | None
-) -> tuple[Contents, Tensor | None]:
+def merge_equal_channels(contents: Contents, seen: Tensor | None) -> tuple[Contents, Tensor | None]:
     """A grey picture saved as RGB, and its mask, with one plane for each page; others unchanged."""
     grey = contents.as_grey()
     if seen is None or not grey.merged:
