@@ -28,6 +28,7 @@ from convexlift.reconstruction.noise import (
     is_line_art,
     photons_of,
     spread,
+    unclipped,
 )
 
 pytestmark = pytest.mark.single_precision
@@ -138,6 +139,49 @@ def test_padding_has_no_noise():
     y = gaussian_noise(load_example("camera")[..., :128, :128], 0.1, generator(1))
     padded = torch.nn.functional.pad(y, (40, 0, 0, 40), value=0.3)
     assert gaussian_level(padded) == pytest.approx(0.1, rel=0.1)
+
+
+def eight_bits(y):
+    return (255 * y.clamp(0, 1)).round() / 255
+
+
+@pytest.mark.parametrize("value", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("sigma", [0.02, 0.1])
+def test_wide_frames_have_no_noise(value, sigma):
+    y = eight_bits(gaussian_noise(load_example("camera")[..., :128, :128], sigma, generator(1)))
+    framed = torch.nn.functional.pad(y, (120, 120, 60, 60), value=value)  # 77 % of the picture
+    framed = eight_bits(framed)
+    assert gaussian_level(framed) == pytest.approx(sigma, rel=0.1)
+
+
+def test_clean_drawings_have_no_noise():
+    for size in (8, 14):
+        page = letters(paper=240, ink=30, size=size)
+        wide = torch.nn.functional.pad(page, (60, 60, 60, 60), value=240 / 255)
+        assert gaussian_level(wide) == LEAST_SIGMA
+
+
+@pytest.mark.parametrize(("paper", "sigma"), [(225, 10), (235, 10), (245, 5)])
+def test_text_does_not_hide_the_noise_of_light_paper(paper, sigma):
+    picture = Image.new("L", (480, 400), paper)
+    draw = ImageDraw.Draw(picture)
+    for row in range(8, 400, 16):
+        draw.text((8, row), "The quick brown fox jumps over the lazy dog " * 3, 30, font_size=12)
+    page = torch.from_numpy(np.asarray(picture) / np.float32(255))[None, None]
+    y = eight_bits(gaussian_noise(page, sigma / 255, generator(1)))
+    assert 255 * gaussian_level(y) == pytest.approx(sigma, rel=0.15)
+
+
+def test_clipped_noise_is_left_out():
+    y = torch.full((1, 1, 64, 128), 0.5)
+    y[..., 64:] = 0.05
+    y = eight_bits(gaussian_noise(y, 0.1, generator(2)))
+    kept = unclipped(y, torch.ones_like(y), 0.1)
+    assert float(kept[..., :50].mean()) == 1
+    assert float(kept[..., 78:].mean()) == 0
+    bright = 0.85 + 0 * y  # nothing is clipped there, even if sigma is said to be 0.1
+    bright = eight_bits(gaussian_noise(bright, 0.02, generator(2)))
+    assert float(unclipped(bright, torch.ones_like(y), 0.1).mean()) == 1
 
 
 @pytest.mark.parametrize(("quality", "accuracy"), [(50, 0.25), (75, 0.2), (95, 0.1)])

@@ -359,7 +359,8 @@ def test_a_regularizer_that_reads_the_noise_is_told_the_level(given):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_noise_that_colours_share_is_said(shared):
-    colours = 0.5 * load_example("coffee")[..., :64, :64].expand(1, 3, 64, 64) + 0.25
+    tint = torch.tensor([0.3, 0.25, 0.2]).reshape(3, 1, 1)
+    colours = 0.5 * load_example("coffee")[..., :64, :64].expand(1, 3, 64, 64) + tint
     noise = torch.randn(1, 1 if shared else 3, 64, 64, generator=torch.Generator().manual_seed(0))
     result = cl.reconstruct(
         colours + 0.1 * noise, task="denoise", regularizer="tv", range=(0.0, 1.0), tolerance=0.1

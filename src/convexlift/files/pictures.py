@@ -119,6 +119,18 @@ class Picture:
         return last.reshape(shape or last.shape[1:])
 
 
+def equal_channels(planes: NDArray[Any]) -> bool:
+    """Whether red, green and blue are equal in planes (3 n, H, W): a grey picture saved as RGB.
+
+    8-bit channels may differ by one level, since programs round when they convert colours.
+    """
+    pages = planes.reshape(-1, 3, *planes.shape[-2:])
+    if pages.dtype == np.uint8:
+        return all(bool((page.max(0) - page.min(0) <= 1).all()) for page in pages)
+    return all(np.array_equal(page[0], page[k], equal_nan=page.dtype.kind == "f")
+               for page in pages for k in (1, 2))  # fmt: skip
+
+
 def _strips(shape: Sequence[int]) -> Iterator[tuple[slice, slice]]:
     """Rows of planes (n, H, W), a few million numbers at a time, since doubles of all are large."""
     planes, height, width = shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -21,6 +21,7 @@ from convexlift.files.pictures import (
     PictureFormat,
     Range,
     displayed_size,
+    equal_channels,
     read_picture,
     regrid,
     writable,
@@ -65,6 +66,7 @@ class Contents:
         volume: the volume of CT in DICOM.
         like: the array, whose shape, type and device results have.
         pages: the pages of the file that were read, if not all.
+        merged: whether each plane stands for three equal channels.
     """
 
     name: str
@@ -75,10 +77,13 @@ class Contents:
     volume: scans.Volume | None = None
     like: Tensor | None = None
     pages: slice | None = None
+    merged: bool = False
 
     @property
     def channels(self) -> int:
         """3 for pictures in colour and arrays (..., 3, H, W), else 1."""
+        if self.merged:
+            return 1
         if self.like is not None:
             return 3 if self.like.ndim > 2 and self.like.shape[-3] == 3 else 1
         return 3 if self.picture.channels == 3 else 1
@@ -116,9 +121,25 @@ class Contents:
         alpha = self.picture.alpha is not None
         return facts | {"dtype": str(stored), "channels": channels, "alpha": alpha}
 
+    def as_grey(self) -> Contents:
+        """With one plane in place of red, green and blue if these are equal: grey saved as RGB.
+
+        Their noise is the same, too. Regularizers for colours expect independent noise, and would
+        keep most of it.
+        """
+        if self.channels != 3 or not equal_channels(self.picture.stored):
+            return self
+        missing = None if self.missing is None else self.missing[1::3]
+        return replace(self, images=self.images[1::3], missing=missing, merged=True)
+
+    def unmerged(self, planes: Tensor) -> Tensor:
+        """Planes for all channels, if one stands for three."""
+        return planes.repeat_interleave(3, 0) if self.merged else planes
+
     def restored(self, images: Tensor) -> Tensor:
         """The images in the original numbers: an array's shape, else (H, W) or (planes, H, W)."""
         low, high = self.numbers
+        images = self.unmerged(images)
         values = low + (high - low) * (1 - images if self.picture.inverted else images)
         if self.like is not None:
             return values.reshape(self.shape).to(self.like)
@@ -146,7 +167,8 @@ class Contents:
             volume = self.volume.with_values(scans.unit_to_hounsfield(images.cpu()))
             scans.write_dicom(volume, target, description=description, series=series)
             return
-        picture = self.picture.with_values(images[:, 0].cpu().numpy(), self.numbers)
+        planes = self.unmerged(images)[:, 0].cpu().numpy()
+        picture = self.picture.with_values(planes, self.numbers)
         if DATASET in picture.metadata:
             write_dicom_picture(picture, target, description)
         else:
@@ -189,6 +211,15 @@ class Contents:
                 f"{called} is {shown[0]} x {shown[1]}, but {self.name} is {wanted[0]} x "
                 f"{wanted[1]}{how}; give one of its size"
             )
+
+
+def merge_equal_channels(contents: Contents, seen: Tensor | None) -> tuple[Contents, Tensor | None]:
+    """A grey picture saved as RGB, and its mask, with one plane for each page; others unchanged."""
+    grey = contents.as_grey()
+    if seen is None or not grey.merged:
+        return grey, seen
+    masks = seen.reshape(-1, 3, *seen.shape[2:])
+    return (grey, masks[:, :1]) if bool((masks == masks[:, :1]).all()) else (contents, seen)
 
 
 def squeezed(images: Tensor) -> Tensor:

@@ -79,6 +79,10 @@ MOST_PATCHES = 2**17
 WEAK = 1.6
 """The mean squared gradient, over sigma^2, below which 97 % of patches of white noise lie."""
 
+WIDE, CLIPPED, EQUAL = 15, 0.01, 0.25
+"""The side of windows that tell clipped noise and frames, the least share of black and white pixels
+where noise is clipped, and the most equal neighbours in noise of 8 bits."""
+
 _NORMAL_MEDIAN = 0.6745
 _LINE, _PAIR = torch.tensor([[1.0, -2.0, 1.0]]), torch.tensor([[1.0, -1.0]])
 _WINDOW = _LINE.T @ _LINE / 6
@@ -198,8 +202,8 @@ def gaussian_level(images: Tensor, seen: Tensor | None = None) -> float:
     """sigma, at least ``LEAST_SIGMA``: see the module."""
     usable = torch.ones_like(images) if seen is None else seen.expand_as(images)
     noisy = usable * _varied(images)
-    if float(noisy.sum()) > float(usable.sum()) / 2:  # otherwise the image itself has no noise
-        usable = noisy
+    if float(noisy.sum()) > float(usable.sum()) / 2 or _is_framed(images, noisy):
+        usable = noisy  # otherwise the image itself has no noise
     level = difference_level(images, usable)
     if level is None:
         raise TooFewPixels
@@ -213,21 +217,42 @@ def unclipped(images: Tensor, seen: Tensor, sigma: float) -> Tensor:
     """1 where the noise is not clipped: seen, with a mean at least 2 sigma away from 0 and 1.
 
     Values that were clipped to [0, 1] have lost some of their noise. Pixels are chosen by the mean
-    around them, since a choice by their own values would favour little noise. Images with values
-    beyond [0, 1] were not clipped.
+    around them, since a choice by their own values would favour little noise. Where hardly any
+    pixel is 0 or 1, nothing was clipped and sigma is too large: otherwise text would hide the noise
+    of white paper. Images with values beyond [0, 1] were not clipped.
     """
     known = images[seen > 0]
     if not bool(((known >= 0) & (known <= 1)).all()):
         return seen
-    around = F.avg_pool2d(images * seen, 7, 1, 3, divisor_override=1)
-    around = around / F.avg_pool2d(seen, 7, 1, 3, divisor_override=1).clamp_min(1)
-    return seen * ((around > 2 * sigma) & (around < 1 - 2 * sigma))
+    around = _mean_around(images, seen, 7)
+    extreme = ((images <= 0) | (images >= 1)).to(images)
+    rare = _mean_around(extreme, seen, WIDE) < CLIPPED
+    return seen * (((around > 2 * sigma) & (around < 1 - 2 * sigma)) | rare)
+
+
+def _mean_around(values: Tensor, seen: Tensor, side: int) -> Tensor:
+    """Means over the seen pixels of squares around each pixel."""
+    total, count = (
+        F.avg_pool2d(each, side, 1, side // 2, divisor_override=1) for each in (values * seen, seen)
+    )
+    return total / count.clamp_min(1)
 
 
 def _varied(images: Tensor) -> Tensor:
     """0 in constant windows of 5 x 5 pixels, such as padding, which have no noise; else 1."""
     highest, lowest = F.max_pool2d(images, 5, 1, 2), -F.max_pool2d(-images, 5, 1, 2)
     return 1 - F.max_pool2d((highest == lowest).to(images), 5, 1, 2)
+
+
+def _is_framed(images: Tensor, noisy: Tensor) -> bool:
+    """Whether noise fills an area without constant windows, as of a picture in a wide frame.
+
+    Drawings and text vary, too, but in narrow parts, or with many equal neighbours.
+    """
+    deep = -F.max_pool2d(-noisy, WIDE, 1, WIDE // 2)
+    pairs = noisy[..., 1:] * noisy[..., :-1]
+    equal = float((pairs * (images[..., 1:] == images[..., :-1])).sum())
+    return float(deep.sum()) >= FEWEST_PATCHES and equal < EQUAL * float(pairs.sum())
 
 
 def _patch_level(images: Tensor, usable: Tensor, level: float) -> float:

@@ -26,6 +26,7 @@ from convexlift.reconstruction.contents import (
     InputError,
     count_in,
     is_path,
+    merge_equal_channels,
     open_contents,
     open_picture,
 )
@@ -104,10 +105,12 @@ class Denoiser(DenoiseOptions, Reconstructor):
         solver = self.solver() if solver is None else solver
         contents = self._contents(image, target)
         seen, truth = self._seen(contents, image), self._truth(contents, image)
+        if self.network.in_channels == 1:
+            contents, seen = merge_equal_channels(contents, seen)
         images = contents.images
         if self.simulate:
             assert self.sigma is not None
-            truth, images = images, self._damaged(images, self.sigma)
+            truth, images = contents.unmerged(images), self._damaged(images, self.sigma)
             noise = Noise(self.noise or "gaussian", max(self.sigma, LEAST_SIGMA), estimated=False)
         else:
             noise = self._noise(contents, seen, solver.device)
@@ -132,7 +135,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             name=contents.name, data=data, weight=weight, noise=noise,
             restored=lambda x: contents.restored(_as_planes(x)),
             write=lambda x, place: contents.write(_as_planes(x), place, description, series),
-            given=y,
+            compared=contents.unmerged, given=contents.unmerged(y),
             truth=truth,
             about=contents.about() | missing | self._used(contents),
             notes=(

@@ -219,7 +219,7 @@ def _kind(contents: Contents) -> str:
     picture = contents.picture
     planes, _, height, width = contents.images.shape
     pages = planes // picture.channels
-    colour = "in colour" if picture.channels == 3 else "grey"
+    colour = "in colour" if contents.as_grey().channels == 3 else "grey"
     size = f"{width} x {height}" + (f", {pages} pages" if pages > 1 else "")
     if contents.volume is not None:
         return f"a CT slice in HU, {size}"
@@ -230,6 +230,7 @@ def _kind(contents: Contents) -> str:
 
 
 def _noise(contents: Contents) -> str:
+    contents = contents.as_grey()
     images = sampled(contents.images)
     if is_line_art(images, None):
         return "mostly black and white: give --noise and --sigma"

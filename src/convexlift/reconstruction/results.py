@@ -138,7 +138,7 @@ def previews(result: Reconstruction) -> Previews:
     """Small pictures of the first image, before and after."""
     colours = 3 if result.about.get("channels") == 3 else 1
     before = None if result.given is None else _small(result.given, colours)
-    return before, _small(result.solution.x, colours)
+    return before, _small(result.compared(result.solution.x), colours)
 
 
 def _small(planes: Tensor, colours: int) -> Tensor:

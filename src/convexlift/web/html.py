@@ -330,7 +330,7 @@ def _maps(result: RunResult) -> list[Map]:
     found, size = result.reconstruction, result.job.picture.size
     maps: list[Map] = []
     if result.job.compared and found.truth is not None:
-        x = found.solution.x.cpu().reshape(found.truth.shape)  # colours as planes
+        x = found.compared(found.solution.x.cpu()).reshape(found.truth.shape)  # colours as planes
         error = (x - found.truth).abs().mean((0, 1))
         high = max(_nearly_largest(error), 1e-6)
         bright = f"{100 * high:.2g} % of white"

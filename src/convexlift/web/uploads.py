@@ -27,7 +27,7 @@ from starlette.routing import Route
 from torch import Tensor
 
 from convexlift.files.formats import EXPORTS, pillow
-from convexlift.files.pictures import LUMA, read_picture, regrid
+from convexlift.files.pictures import LUMA, equal_channels, read_picture, regrid
 from convexlift.files.png_jpeg import luma_table
 from convexlift.scans.files import read_volume
 from convexlift.scans.volumes import LOWEST, RANGE, hounsfield_to_unit
@@ -144,6 +144,7 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
             f"{name} holds {len(contents.stored)} planes.",
             "Upload one picture, grey or in colour: one page, without further channels.",
         )
+    grey = len(contents.stored) == 3 and equal_channels(contents.stored)
     stored = regrid(contents.stored, contents.orientation, 1)
     height, width = stored.shape[-2:]
 
@@ -151,8 +152,9 @@ def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -
         numbers = replace(contents, stored=stored).values(contents.full_range)
         values = torch.from_numpy(numbers)[None].contiguous()
         _check_values(values, name)
-        grey = bool((values == values[:, :1]).all())  # in all channels
-        if values.shape[1] == 3 and (not colours or grey):
+        if values.shape[1] == 3 and (grey or equal_channels(stored)):
+            values = values[:, 1:2]
+        elif values.shape[1] == 3 and not colours:
             luma = torch.tensor(LUMA).reshape(3, 1, 1)
             values = (luma * values).sum(1, keepdim=True)
         return InputPicture(values, name, **more)
