@@ -27,7 +27,12 @@ from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
+from convexlift.solvers.iterations import (
+    ExtrapolatedIterations,
+    Iterations,
+    RestartState,
+    TiledIterations,
+)
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
@@ -219,7 +224,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         parts = {name: part for name, part in vars(state).items() if isinstance(part, Blocks)}
         parts = {name: part.to_dtype(dtype) for name, part in parts.items() if name != "tau"}
         parts["tau"] = self.coupling.tau(parts["sigma"])
-        return RestartState(**{**vars(state), **parts, "dtype": self.dtype})
+        return RestartState(**{**vars(state), **parts, "dtype": self.dtype, "past": None})
 
     def _stepped(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """P(w)."""
@@ -283,7 +288,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
     """The implementation for a problem, and why: the only place where this is decided."""
     reasons = []
-    for kind in (FusedIterations, TiledIterations):
+    for kind in (FusedIterations, TiledIterations, ExtrapolatedIterations):
         try:
             return kind(saddle, coupling), kind.advantage
         except DoesNotApply as reason:
