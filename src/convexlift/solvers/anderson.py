@@ -26,6 +26,8 @@ DEPTH = 10
 """The most differences of residuals that are combined."""
 EVERY = 5
 """Iterations between extrapolations, which are cheap compared with that many iterations."""
+LEAST = 10
+"""Iterations with the same steps before the first extrapolation."""
 RIDGE = 1e-8
 """Added to the diagonal of the normal equations, relative to its sum."""
 LARGEST = 2**20
@@ -70,7 +72,7 @@ class Past:
             worse = relaxed & ~(_length(r) <= self.trial) & (self.trial < math.inf)
             w = choose_images(worse, self.ahead[-1], w)
         count = torch.where(relaxed & ~worse, self.count + 1, 0)
-        due = (count > 0) & (count % EVERY == 0)
+        due = (count >= LEAST) & (count % EVERY == 0)
         past = Past((*self.residuals, r), (*self.ahead, ahead), count, self.trial)
         if bool(due.any()):
             weights = past._weights()
