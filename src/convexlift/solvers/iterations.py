@@ -3,7 +3,7 @@
 ``RestartedPDHG`` chooses (a, b, e), step sizes and restarts; ``Iterations`` holds the iterate and
 computes. Three implementations agree up to rounding: ``Iterations`` itself, on whole tensors,
 ``TiledIterations`` on strips that stay in a processor's cache, and ``FusedIterations`` in two GPU
-kernels.
+kernels. ``ExtrapolatedIterations`` are fewer, for problems of moderate size.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image, local
 STRIP = 2**19
 """Numbers of v in a strip (2 MB)."""
 MEMORABLE = 2**20
-"""The most variables of an image that are extrapolated: 22 arrays of that size are kept."""
+"""The most variables of an image that are extrapolated, from eleven arrays of that size."""
 SAMPLE = 2**14
-"""About as many entries of residuals are enough for a few coefficients; from odd distances."""
+"""About as many entries of a residual determine the coefficients; they are an odd number apart."""
 WORTHWHILE = 2**17
 """Size of v below which strips are not worthwhile."""
 LARGE = 2**24
@@ -60,7 +60,7 @@ class RestartState(PDHGState):
     origin_u: Blocks  # the start of the run
     origin_v: Blocks
     memory: RestartMemory
-    past: Past | None = None
+    past: Past | None = None  # for extrapolations
 
     def moved(self) -> RestartState:
         """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
@@ -171,10 +171,14 @@ class ExtrapolatedIterations(Iterations):
         relaxed = torch.from_numpy((mix[1] != 0) & (mix[2] == 0))
         for k in range(mix.shape[1]):
             super().iterate(tau, sigma, mix[:, k : k + 1], measure=measure)
+            if not bool(relaxed[k].any()):
+                self.past = Past.none(len(relaxed[k]))
+                continue
             du, dv = self.u - self.old_u, self.v - self.old_v
             r = self.coupling.whitened(du, dv, tau, sigma)
-            r = r[:, :: r.shape[1] // SAMPLE | 1].clone()
-            (self.w_u, self.w_v), self.past = self.past.next(r, (self.w_u, self.w_v), relaxed[k])
+            sample = r[:, :: r.shape[1] // SAMPLE | 1].clone()
+            ahead = self.w_u, self.w_v
+            (self.w_u, self.w_v), self.past = self.past.next(sample, ahead, relaxed[k])
 
     def store(self, state: RestartState) -> RestartState:
         """The state with its past."""

@@ -125,8 +125,9 @@ class MatrixCoupling(ScaledCoupling):
                        for v, part in self.saddle.K(du).items()})  # fmt: skip
 
     def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
-        """<du, T^-1 du>, in its parts sigma_i ||D_i^(1/2) K_i du||^2."""
-        return Blocks({v: tau[v] * way.square() for v, way in self.way(du, 0 * du).items()})
+        """<du, T^-1 du> = sum_i sigma_i ||D_i^(1/2) K_i du||^2, of all blocks together."""
+        parts = {v: tau[v] * part for v, part in self._moved(du).squares().items()}
+        return Blocks({STEPS: Blocks(parts).total()})
 
     def whitened_moves(self, du: Blocks, tau: Blocks) -> Iterator[Tensor]:
         """sigma_i^(1/2) D_i^(1/2) K_i du for every row i."""

@@ -156,7 +156,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.rules = RestartRules(problem, relaxed=self.coupling.relaxed)
-        self.iterations, self._why = fastest_iterations(saddle, self.coupling)
+        relaxed = self.rules.relaxed > 0
+        self.iterations, self._why = fastest_iterations(saddle, self.coupling, relaxed=relaxed)
 
     @cached_property
     def _precise(self) -> RestartedPDHG | None:
@@ -285,10 +286,16 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return running.store(replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory))
 
 
-def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
-    """The implementation for a problem, and why: the only place where this is decided."""
+def fastest_iterations(
+    saddle: SaddlePointProblem, coupling: Coupling, *, relaxed: bool
+) -> tuple[Iterations, str]:
+    """The implementation for a problem, and why: the only place where this is decided.
+
+    ``relaxed``: whether there are relaxed iterations, which can be extrapolated.
+    """
     reasons = []
-    for kind in (FusedIterations, TiledIterations, ExtrapolatedIterations):
+    kinds = (FusedIterations, TiledIterations, *([ExtrapolatedIterations] if relaxed else []))
+    for kind in kinds:
         try:
             return kind(saddle, coupling), kind.advantage
         except DoesNotApply as reason:
