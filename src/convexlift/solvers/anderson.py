@@ -4,8 +4,8 @@ With the residuals r_j = P(w_j) - w_j of the last iterations, every few iteratio
 
     w <- sum_j a_j (w_j + 1.8 r_j),    a = argmin ||sum_j a_j r_j||^2,    sum_j a_j = 1,
 
-in the metric of the steps. Near a solution P is nearly affine, and this is GMRES for P(w) = w: a few
-directions that converge slowly no longer hold up the others. If an extrapolation enlarges the
+in the metric of the steps. Near a solution P is nearly affine, and this is GMRES for P(w) = w: a
+few directions that converge slowly no longer hold up the others. If an extrapolation enlarges the
 residual, the iteration goes back to w + 1.8 r, where it came from. Every image of a batch
 extrapolates by itself, from the iterations since its steps last changed.
 
@@ -107,4 +107,5 @@ class Past:
 
 def _length(r: Tensor) -> Tensor:
     """||r||, (B,), on the CPU."""
-    return torch.linalg.vector_norm(r, dim=1).double().cpu()
+    length: Tensor = torch.linalg.vector_norm(r, dim=1)
+    return length.double().cpu()

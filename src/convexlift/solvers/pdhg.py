@@ -294,7 +294,9 @@ def fastest_iterations(
     ``relaxed``: whether there are relaxed iterations, which can be extrapolated.
     """
     reasons = []
-    kinds = (FusedIterations, TiledIterations, *([ExtrapolatedIterations] if relaxed else []))
+    kinds: list[type[Iterations]] = [FusedIterations, TiledIterations]
+    if relaxed:
+        kinds.append(ExtrapolatedIterations)
     for kind in kinds:
         try:
             return kind(saddle, coupling), kind.advantage
