@@ -37,7 +37,7 @@ def test_tomography_takes_steps_by_frequency_and_dualises_its_box():
     chosen = lines(problem)
     assert chosen["steps"] == "one for each frequency of x"
     assert chosen["lift"] == "u = (x), v = (v0, vx, v1)"
-    assert chosen["iterations"] == "plain"
+    assert chosen["iterations"] == "extrapolated"
 
 
 def test_the_head_that_is_left_out_and_the_implementation_are_named():

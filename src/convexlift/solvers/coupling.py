@@ -12,6 +12,8 @@ the paper's networks every row has one block, and this is its rule (step-size).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -94,6 +96,17 @@ class Coupling:
         """||(du, dv)|| in the metric of the steps, (B,)."""
         squares = {**self.squared_lengths(du, tau), **self.dual_squares(dv) / sigma}
         return Blocks(squares).total().sqrt()
+
+    def whitened(self, du: Blocks, dv: Blocks, tau: Blocks, sigma: Blocks) -> Tensor:
+        """A vector (B, N), linear in (du, dv), whose Euclidean norm is the ``length``."""
+        steps = self.dual_steps(sigma)
+        dual = [part / steps.step(name, part).sqrt() for name, part in dv.items()]
+        parts = (*self.whitened_moves(du, tau), *dual)
+        return torch.cat([part.flatten(1) for part in parts], 1)
+
+    def whitened_moves(self, du: Blocks, tau: Blocks) -> Iterator[Tensor]:
+        """T^(-1/2) du, or other vectors of that length."""
+        return (part / tau.step(name, part).sqrt() for name, part in du.items())
 
     def balanced_sigma(self, reach: Blocks, v_sizes: Blocks) -> Blocks:
         """sigma_i = dual_weight ||dv_i|| / reach_i.

@@ -3,11 +3,12 @@
 ``RestartedPDHG`` chooses (a, b, e), step sizes and restarts; ``Iterations`` holds the iterate and
 computes. Three implementations agree up to rounding: ``Iterations`` itself, on whole tensors,
 ``TiledIterations`` on strips that stay in a processor's cache, and ``FusedIterations`` in two GPU
-kernels.
+kernels. ``ExtrapolatedIterations`` are fewer, for problems of moderate size.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,6 +26,7 @@ from convexlift.problems.packed_slopes import (
     feasible,
     pack,
 )
+from convexlift.solvers.anderson import Past
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
@@ -33,6 +35,10 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image, local
 
 STRIP = 2**19
 """Numbers of v in a strip (2 MB)."""
+MEMORABLE = 2**20
+"""The most variables of an image that are extrapolated, from eleven arrays of that size."""
+SAMPLE = 2**14
+"""About as many entries of a residual determine the coefficients; they are an odd number apart."""
 WORTHWHILE = 2**17
 """Size of v below which strips are not worthwhile."""
 LARGE = 2**24
@@ -54,12 +60,13 @@ class RestartState(PDHGState):
     origin_u: Blocks  # the start of the run
     origin_v: Blocks
     memory: RestartMemory
+    past: Past | None = None  # for extrapolations
 
     def moved(self) -> RestartState:
         """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
         u, v = self.u, self.v
         return replace(
-            self, w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v
+            self, w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v, past=None
         )  # fmt: skip
 
 
@@ -141,6 +148,46 @@ class Iterations:
             state, u=self.u, v=self.v, w_u=self.w_u, w_v=self.w_v,
             anchor_u=self.anchor_u, anchor_v=self.anchor_v,
         )  # fmt: skip
+
+
+class ExtrapolatedIterations(Iterations):
+    """Iterations on whole tensors, of which the relaxed ones are extrapolated (``anderson``)."""
+
+    name = "extrapolated"
+    advantage = "few enough variables to keep those of the last iterations"
+
+    def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
+        super().__init__(saddle, coupling)
+        K, shapes = saddle.K, list(saddle.K.shapes.values())
+        for row in K.rows.values():
+            name, operator = next(iter(row.items()))
+            shapes.append(operator.output_shape(K.shapes[name]))
+        count = sum(map(math.prod, shapes))
+        if count > MEMORABLE:
+            raise DoesNotApply(f"{count} variables are too many to keep those of many iterations")
+
+    def load(self, state: RestartState) -> None:
+        """Take over the past as well."""
+        super().load(state)
+        self.past = Past.none(len(self.w_u["x"])) if state.past is None else state.past
+
+    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
+        """As in ``Iterations``, with an extrapolation after every few relaxed iterations."""
+        relaxed = torch.from_numpy((mix[1] != 0) & (mix[2] == 0))
+        for k in range(mix.shape[1]):
+            super().iterate(tau, sigma, mix[:, k : k + 1], measure=measure)
+            if not bool(relaxed[k].any()):
+                self.past = Past.none(len(relaxed[k]))
+                continue
+            du, dv = self.u - self.old_u, self.v - self.old_v
+            r = self.coupling.whitened(du, dv, tau, sigma)
+            sample = r[:, :: r.shape[1] // SAMPLE | 1].clone()
+            ahead = self.w_u, self.w_v
+            (self.w_u, self.w_v), self.past = self.past.next(sample, ahead, relaxed[k])
+
+    def store(self, state: RestartState) -> RestartState:
+        """The state with its past."""
+        return replace(super().store(state), past=self.past)
 
 
 class TiledIterations(Iterations):

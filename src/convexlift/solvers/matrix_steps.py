@@ -117,13 +117,22 @@ class MatrixCoupling(ScaledCoupling):
 
     def way(self, u: Blocks, other: Blocks) -> Blocks:
         """||D_i^(1/2) K_i (u - other)|| for every row i."""
-        moved = self.saddle.K(u - other)
+        return self._moved(u - other).norms()
+
+    def _moved(self, du: Blocks) -> Blocks:
+        """D_i^(1/2) K_i du for every row i."""
         return Blocks({v: self.factors[v].sqrt() * part if v in self.factors else part
-                       for v, part in moved.items()}).norms()  # fmt: skip
+                       for v, part in self.saddle.K(du).items()})  # fmt: skip
 
     def squared_lengths(self, du: Blocks, tau: Blocks) -> Blocks:
-        """<du, T^-1 du>, in its parts sigma_i ||D_i^(1/2) K_i du||^2."""
-        return Blocks({v: tau[v] * way.square() for v, way in self.way(du, 0 * du).items()})
+        """<du, T^-1 du> = sum_i sigma_i ||D_i^(1/2) K_i du||^2, of all blocks together."""
+        parts = {v: tau[v] * part for v, part in self._moved(du).squares().items()}
+        return Blocks({STEPS: Blocks(parts).total()})
+
+    def whitened_moves(self, du: Blocks, tau: Blocks) -> Iterator[Tensor]:
+        """sigma_i^(1/2) D_i^(1/2) K_i du for every row i."""
+        for v, part in self._moved(du).items():
+            yield expand_per_image(tau[v].sqrt(), part) * part
 
 
 def require_few_pixels(problem: VariationalProblem) -> None:

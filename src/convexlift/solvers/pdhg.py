@@ -27,7 +27,12 @@ from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import Iterations, RestartState, TiledIterations
+from convexlift.solvers.iterations import (
+    ExtrapolatedIterations,
+    Iterations,
+    RestartState,
+    TiledIterations,
+)
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
@@ -151,7 +156,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.rules = RestartRules(problem, relaxed=self.coupling.relaxed)
-        self.iterations, self._why = fastest_iterations(saddle, self.coupling)
+        relaxed = self.rules.relaxed > 0
+        self.iterations, self._why = fastest_iterations(saddle, self.coupling, relaxed=relaxed)
 
     @cached_property
     def _precise(self) -> RestartedPDHG | None:
@@ -219,7 +225,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         parts = {name: part for name, part in vars(state).items() if isinstance(part, Blocks)}
         parts = {name: part.to_dtype(dtype) for name, part in parts.items() if name != "tau"}
         parts["tau"] = self.coupling.tau(parts["sigma"])
-        return RestartState(**{**vars(state), **parts, "dtype": self.dtype})
+        return RestartState(**{**vars(state), **parts, "dtype": self.dtype, "past": None})
 
     def _stepped(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """P(w)."""
@@ -289,10 +295,18 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return after if running.skips else choose_images(active, after, state)
 
 
-def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
-    """The implementation for a problem, and why: the only place where this is decided."""
+def fastest_iterations(
+    saddle: SaddlePointProblem, coupling: Coupling, *, relaxed: bool
+) -> tuple[Iterations, str]:
+    """The implementation for a problem, and why: the only place where this is decided.
+
+    ``relaxed``: whether there are relaxed iterations, which can be extrapolated.
+    """
     reasons = []
-    for kind in (FusedIterations, TiledIterations):
+    kinds: list[type[Iterations]] = [FusedIterations, TiledIterations]
+    if relaxed:
+        kinds.append(ExtrapolatedIterations)
+    for kind in kinds:
         try:
             return kind(saddle, coupling), kind.advantage
         except DoesNotApply as reason:

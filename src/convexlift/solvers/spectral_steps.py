@@ -12,6 +12,7 @@ proximal map in this metric does not act pixel by pixel, so the box is dualised 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from weakref import WeakKeyDictionary
 
@@ -120,6 +121,12 @@ class FourierCoupling(Coupling):
         rest = Blocks({name: part for name, part in du.items() if name != "x"})
         image = sum_per_image(energies(du["x"]) / tau["x"])
         return Blocks({"x": image, **super().squared_lengths(rest, tau)})
+
+    def whitened_moves(self, du: Blocks, tau: Blocks) -> Iterator[Tensor]:
+        """T^(-1/2) du."""
+        rest = Blocks({name: part for name, part in du.items() if name != "x"})
+        yield filtered(du["x"], tau["x"].rsqrt())
+        yield from super().whitened_moves(rest, tau)
 
 
 def majorant(K: LinearOperator, height: int, width: int, like: Tensor) -> Tensor:
