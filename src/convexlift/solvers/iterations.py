@@ -166,9 +166,9 @@ class ExtrapolatedIterations(Iterations):
         if count > MEMORABLE:
             raise DoesNotApply(f"{count} variables are too many to keep those of many iterations")
 
-    def load(self, state: RestartState) -> None:
+    def load(self, state: RestartState, active: Tensor) -> None:
         """Take over the past as well."""
-        super().load(state)
+        super().load(state, active)
         self.past = Past.none(len(self.w_u["x"])) if state.past is None else state.past
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
@@ -185,9 +185,9 @@ class ExtrapolatedIterations(Iterations):
             ahead = self.w_u, self.w_v
             (self.w_u, self.w_v), self.past = self.past.next(sample, ahead, relaxed[k])
 
-    def store(self, state: RestartState) -> RestartState:
+    def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """The state with its past."""
-        return replace(super().store(state), past=self.past)
+        return replace(super().store(state, tau, sigma), past=self.past)
 
 
 class TiledIterations(Iterations):
