@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import convexlift as cl
-from convexlift.models.recipe_words import recipe_words
+from convexlift.models.recipe_words import noise_levels, recipe_words
 from convexlift.training import PRESETS, plain_settings
 
 FULL = cl.ModelCard(
@@ -149,3 +149,15 @@ def test_notes_on_a_training_are_kept_as_they_are():
         ("Lower level", "60 steps"),
         ("Settings", "not(python"),
     ]
+
+
+def test_noise_levels_of_recipes():
+    """They come from the settings of any training, and nothing is guessed from other notes."""
+    levels = {name: noise_levels(plain_settings(recipe)) for name, recipe in PRESETS.items()}
+    first = {"gaussian-denoising": 0.1, "inpainting": 0.03}
+    assert levels["photo-any-size-first"] == first
+    assert levels["faces-denoising"] == {"salt-and-pepper": 0.25}
+    assert "gaussian-denoising" not in levels["photo"]  # a range of levels
+    assert noise_levels({"settings": repr(PRESETS["photo-any-size-first"])}) == first
+    for other in ({}, {"tasks": "sigma 0.1"}, {"kind": "mine", "tasks": [3, [], ["a", 1]]}):
+        assert noise_levels(other) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -27,7 +28,8 @@ from convexlift.reconstruction.weight import (
     texture_of,
     vertex,
 )
-from convexlift.tasks import Measurement
+from convexlift.tasks import GaussianDenoising, Measurement
+from convexlift.training import plain_settings, presets
 
 KINDS = ("gaussian", "inpainting", "impulses", "integrals", "photons")
 pytestmark = pytest.mark.single_precision
@@ -47,6 +49,37 @@ def test_weights_of_cards_are_scaled():
     assert card_weight(weights, "salt-and-pepper", Noise("salt-and-pepper", 0.25)) == 7.0
     assert card_weight({}, "salt-and-pepper", Noise("salt-and-pepper", 0.25)) is None
     assert card_weight({"ct": 2.0}, "ct", None) == 2.0
+
+
+def trained_card(sigma, **more):
+    """The card of a training for denoising at one noise level."""
+    recipe = replace(presets.PHOTO_ANY_SIZE, tasks=((GaussianDenoising(sigma, **more), 0.7),))
+    return cl.ModelCard(
+        name="own", summary="A model.", task="gaussian-denoising", weight=0.7,
+        recipe=plain_settings(recipe),
+    )  # fmt: skip
+
+
+def test_weights_are_scaled_from_the_noise_level_of_the_card(crop):
+    network = cl.networks.ridge(channels=4, kernel=3).float()
+    network.card = trained_card(0.08)
+    assert network.card.noise_levels == {"gaussian-denoising": 0.08}
+    solver = PiecewiseSolver(network, torch.device("cpu"))
+    for level, expected in ((0.08, 0.7), (0.16, 0.7 * 2**1.2)):
+        y = gaussian_noise(crop, level, generator(1))
+        data = Measurement(cl.SquaredL2(y), cl.Identity(), (0.0, 1.0), y)
+        for task in ("gaussian-denoising", "inpainting"):
+            chosen = choose_weight("card", data, task, Noise("gaussian", level), solver)
+            assert chosen.value == pytest.approx(expected)
+            assert chosen.to_json()["card_level"] == 0.08
+    # A card without one level for its weight is scaled as before, by noise and texture.
+    noise, texture = Noise("gaussian", 0.16), texture_of(network, y, 0.16)
+    for card in (replace(network.card, recipe={}), trained_card(0.08, up_to=0.2)):
+        network.card = card
+        chosen = choose_weight("card", data, "gaussian-denoising", noise, solver)
+        known = card_weight(card.weights, "gaussian-denoising", noise, texture)
+        assert chosen.value == pytest.approx(known, rel=1e-5)
+        assert "card_level" not in chosen.to_json()
 
 
 def test_weights_fall_with_texture():

@@ -85,5 +85,7 @@ def _rule(record: dict[str, Any], adaptive: bool) -> str:
     elif rule == "card":
         texture = settings["task"] == "denoise" and noise and noise["model"] == "gaussian"
         scaled = ", scaled to noise and texture" if texture else ", scaled to the noise"
+        if (level := record["weight"].get("card_level")) is not None:
+            scaled = f" for noise {level:.3g}, scaled to the noise"
         found = "of the card" + scaled * (settings["task"] != "ct")
     return found if settings["strength"] == 1 else f"{found}; strength {settings['strength']:g}"

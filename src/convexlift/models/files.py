@@ -30,7 +30,7 @@ import typing
 from dataclasses import field
 
 from convexlift.json_values import read
-from convexlift.models.recipe_words import recipe_words
+from convexlift.models.recipe_words import noise_levels, recipe_words
 
 WEIGHTS, SHEET = ".safetensors", ".json"
 FORMAT, VERSION = "convexlift model", 1
@@ -114,6 +114,11 @@ class ModelCard:
         limited = re.search(r"\bnc\b|non-?commercial|research only|academic|the code is", words)
         free = re.search(r"\bcc0|\bcc[ -]by|\bmit\b|\bbsd[ -]?[23]|public domain|apache", words)
         return free is not None and limited is None
+
+    @property
+    def noise_levels(self) -> dict[str, float]:
+        """The noise levels that the weights are for, by task, as far as the recipe states them."""
+        return noise_levels(self.recipe)
 
     def to_json(self) -> dict[str, Any]:
         """The card as JSON values."""

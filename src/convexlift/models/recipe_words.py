@@ -14,11 +14,35 @@ from typing import Any
 
 Rows = list[tuple[str, str]]
 """Labels and texts."""
+LEVELS = {
+    "GaussianDenoising": ("gaussian-denoising", "sigma"),
+    "Inpainting": ("inpainting", "noise"),
+    "SaltAndPepper": ("salt-and-pepper", "fraction"),
+}
+"""Names of tasks and of their noise levels, by the class in the settings."""
+
+
+def noise_levels(recipe: Mapping[str, Any]) -> dict[str, float]:
+    """The noise level of each task of a training; tasks with a range of levels are left out."""
+    settings = _settings(recipe)
+    if settings.get("kind") == "AdversarialRecipe":  # its weight is that of the validation
+        tasks: Any = [settings.get("validation_task") or settings.get("task")]
+    else:
+        tasks = settings.get("tasks", ())
+        tasks = [each[0] for each in tasks if isinstance(each, list | tuple) and each]
+    found = {}
+    for task in tasks:
+        if isinstance(task, Mapping) and not task.get("up_to") and task.get("kind") in LEVELS:
+            name, field = LEVELS[task["kind"]]
+            level = task.get(field)
+            if isinstance(level, int | float) and level > 0:
+                found[name] = float(level)
+    return found
 
 
 def recipe_words(recipe: Mapping[str, Any]) -> Rows:
     """Purpose, network and method of a training; other notes unchanged."""
-    settings = recipe if "kind" in recipe else _parsed(str(recipe.get("settings", "")))
+    settings = _settings(recipe)
     notes = {} if settings is recipe else {**recipe}
     if settings:
         notes.pop("settings", None)
@@ -32,6 +56,10 @@ def recipe_words(recipe: Mapping[str, Any]) -> Rows:
         ("Training", _training(settings)),
         *more,
     ]
+
+
+def _settings(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    return recipe if "kind" in recipe else _parsed(str(recipe.get("settings", "")))
 
 
 def network_words(network: Mapping[str, Any]) -> str:

@@ -9,8 +9,10 @@
                  where white noise of level sigma_y has the same R as the data y. These numbers
                  fit the best weights of ``photo-any-size`` on twelve photographs, sigma from 5/255
                  to 50/255 (``benchmarks/weight_rules.py``), and those of total variation as well.
-                 Where pixels are missing, R(y) is not known: (sigma / sigma_card)^1.2. For salt
-                 and pepper, fractions from 0.05 to 0.5, the power is 0.25.
+                 Where pixels are missing, R(y) is not known: (sigma / sigma_card)^1.2. The same
+                 for models whose card states the noise level of their training, sigma_card: R of
+                 such a model may be larger on every image, which is not the image's texture. For
+                 salt and pepper, fractions from 0.05 to 0.5, the power is 0.25.
 ``auto``         the weight whose image best predicts held-out data; found by steps of a factor of
                  2, then of its root, and a parabola in the logarithm.
 ``discrepancy``  the weight whose residual is as large as the noise (Morozov 1966, "On the solution
@@ -63,7 +65,7 @@ CARD_LEVELS = {
     SaltAndPepper.name: SaltAndPepper().fraction,
     "mri": 0.02,
 }
-"""Noise levels that the weights of cards are for."""
+"""Noise levels that the weights of cards are for, unless the card states others."""
 LEAST_LEVEL = 1e-4
 """Noise below this level counts as this level: a problem needs a weight > 0."""
 ACCURACY = 0.01
@@ -98,6 +100,7 @@ class Weight:
         trials: (weight, measured value) of each solve of a search.
         note: the failure of the rule, or nothing.
         seconds: duration of the search.
+        card_level: the noise level that the card states for its weight, if the rule used it.
     """
 
     value: float
@@ -105,12 +108,15 @@ class Weight:
     trials: tuple[tuple[float, float], ...] = ()
     note: str = ""
     seconds: float = 0.0
+    card_level: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The facts for records."""
         record: dict[str, Any] = {"value": self.value, "rule": self.rule}
         if self.trials:
             record["trials"] = [{"weight": w, "measured": m} for w, m in self.trials]
+        if self.card_level is not None:
+            record["card_level"] = self.card_level
         return record | ({"note": self.note} if self.note else {})
 
 
@@ -143,17 +149,19 @@ def choose_weight(
     network = solver.network_for(data)
     own = TOTAL_VARIATION if isinstance(network, TotalVariation) else {}
     weights = network.card.weights if network.card else own
+    levels = network.card.noise_levels if network.card else {}
     if network.reads_data:
         # R is in units of Gaussian noise; impulses and counts use the weight of the card.
         unstated = weights.get(task, 1 / UNSTATED_NOISE)
         known: float | None = 1.0 if data.noise is not None else unstated
-    elif noise is not None and task == GaussianDenoising.name and task in weights:
+    elif noise is not None and task == GaussianDenoising.name and task in weights.keys() - levels:
         texture = texture_of(network, data.fidelity.y, noise.level)
         known = card_weight(weights, task, noise, texture)
     else:
-        known = card_weight(weights, task, noise)
+        known = card_weight(weights, task, noise, levels=levels)
     if choice == "card" and known is not None:
-        return Weight(known, "card")
+        name = None if network.reads_data else weight_task(weights, task, noise)
+        return Weight(known, "card", card_level=levels.get(name) if name else None)
     start = 1.0 if known is None else known
     # A few images suffice to choose the weight for all.
     some = slice(None, None, -(-len(data) // solver.fitting(data)))
@@ -194,24 +202,37 @@ def choose_weight(
 
 
 def card_weight(
-    weights: Mapping[str, float], task: str, noise: Noise | None, texture: float | None = None
+    weights: Mapping[str, float],
+    task: str,
+    noise: Noise | None,
+    texture: float | None = None,
+    levels: Mapping[str, float] | None = None,
 ) -> float | None:
     """The rule ``card``: a task's weight on the card, scaled to noise and texture, or None.
 
-    A texture requires the weight of ``GaussianDenoising``.
+    A texture requires the weight of ``GaussianDenoising``. ``levels`` are the noise levels that the
+    card states for its weights.
     """
+    known = CARD_LEVELS | dict(levels or {})
     if noise is None:
         return weights.get(task)
     level = max(noise.level, LEAST_LEVEL)
     if texture is not None:
         factor = (1 + SLOPE * CARD_TEXTURE) / (1 + SLOPE * texture)
-        return weights[task] * math.pow(level / CARD_LEVELS[task], POWER) * factor
+        return weights[task] * math.pow(level / known[task], POWER) * factor
+    name = weight_task(weights, task, noise)
+    if name is None:
+        return None
+    return weights[name] * math.pow(level / known[name], POWERS[noise.kind])
+
+
+def weight_task(weights: Mapping[str, float], task: str, noise: Noise | None) -> str | None:
+    """The task whose weight is scaled to the noise: this one, or one with the same data term."""
+    if noise is None:
+        return None
     # Both have the data term 1/2 ||A x - y||^2: one replaces the other, at its own noise level.
     alike = (GaussianDenoising.name, Inpainting.name) if noise.kind == "gaussian" else ()
-    for name in (task, *alike):
-        if name in weights and name in CARD_LEVELS:
-            return weights[name] * math.pow(level / CARD_LEVELS[name], POWERS[noise.kind])
-    return None
+    return next((name for name in (task, *alike) if name in weights and name in CARD_LEVELS), None)
 
 
 def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
