@@ -23,8 +23,8 @@ import convexlift as cl
 from convexlift.images import load_image, psnr
 from convexlift.tasks import Inpainting, Measurement
 from convexlift.training import PRESETS, AnyRecipe, BilevelRecipe, ImageSet, follow
+from convexlift.training.cards import training_card
 from convexlift.training.loop import StepReport
-from convexlift.training.recipes import training_card
 
 VALIDATED = 40
 """The last training faces, on which the authors validate bilevel learning."""

@@ -30,6 +30,7 @@ FULL = cl.ModelCard(
     results={"test": {"psnr": np.float32(28.5), "ssim": 0.8125}},
     not_for="diagnosis",
     citation="nobody",
+    best_step=40,
 )
 
 
@@ -56,6 +57,7 @@ def test_the_text_says_everything_in_lines_that_fit():
         *("toy: A toy for tests.", "Weight 7", "inpainting 0.2", "best PSNR on one picture"),
         *("four pictures", "CC0-1.0; the pictures", "Steps 90", "make toy", "abc123", "Seed 0"),
         *("3 h 2 min", "two cores", "Results test: psnr 28.5, ssim 0.8125", "diagnosis", "nobody"),
+        "Best step 40",
     ):
         assert part in words
     assert str(FULL) == FULL.text()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from train_commands import FAST, adversarial, bilevel, flat, run, training_folder
 
 import convexlift as cl
+from convexlift.cli.training_options import BilevelOptions, TrainingTask
+from convexlift.cli.training_summary import longer_command
 from convexlift.training import ImageSet, Validation
 from convexlift.training.initialization import absorb_weight_, start_from_filters_
 from convexlift.training.presets import PRESETS
@@ -75,7 +79,9 @@ def test_what_it_prints(finished):
     assert [line.split(":")[0] for line in steps] == [f"step {k} of 4" for k in (0, 2, 4)]
     assert all(word in steps[1] for word in ("loss", "PSNR", "SSIM", "weight"))
     assert "━" not in result.output  # no progress bar in a pipe
-    for row in ("at the start", "best (step", "total variation, its best weight"):
+    best = cl.models.card(folder / "model").best_step
+    named = f"best (step {best})" if best else "last (step 4)"
+    for row in ("at the start", named, "total variation, its best weight"):
         assert row in result.output
     assert lines[0].startswith("Method        adversarial")
     assert "salt and pepper on 25 % of the pixels" in lines[1]
@@ -123,7 +129,8 @@ def test_resume_needs_no_other_option(here, finished, tmp_path, monkeypatch):
 def test_what_cannot_be_resumed_is_refused_by_name(here, finished, tmp_path):
     folder, _ = finished
     for arguments, message in (
-        (["adversarial", "--resume", folder, "--steps", 9], "Leave out --steps."),
+        (["adversarial", "--resume", folder, "--steps", 9], "Leave out --steps. To train longer"),
+        (["adversarial", "--resume", folder, "--seed", 9], "Leave out --seed."),
         (["bilevel", "--resume", folder], "Write convexlift train adversarial --resume"),
         (["bilevel", "--resume", tmp_path], "holds no training"),
         (["bilevel"], "Name a folder with clean pictures, or a training to --resume."),
@@ -133,6 +140,71 @@ def test_what_cannot_be_resumed_is_refused_by_name(here, finished, tmp_path):
         assert message in flat(result)
     (tmp_path / "options.json").write_text('{"train": "bilevel", "options": {"steps": [1]}}')
     assert "does not hold the options" in flat(run("bilevel", "--resume", tmp_path))
+
+
+def test_the_command_to_train_longer_works(here, finished, tmp_path):
+    """--resume with more steps is refused with a command that does what was meant."""
+    folder, _ = finished
+    before = (folder / "model.safetensors").read_bytes()
+    for arguments, steps in ((["--steps", 5], 5), (["--steps", 1], 1)):
+        refused = run("adversarial", "--resume", folder, *arguments)
+        words = shlex.split(refused.output.split("its model: ")[1])
+        assert words[:2] == ["convexlift", "train"]
+        at = words.index("-o")
+        assert words[at + 1] == f"{folder}-longer"
+        words[at + 1] = str(tmp_path / str(steps))
+        result = run(*words[2:])
+        assert result.exit_code == 0, result.output
+        content = json.loads((tmp_path / str(steps) / "options.json").read_text())["options"]
+        first = json.loads((folder / "options.json").read_text())["options"]
+        assert content == {**first, "start": str(folder / "model"), "steps": steps}
+    assert (folder / "model.safetensors").read_bytes() == before
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "options.json").write_text((folder / "options.json").read_text())
+    refused = run("adversarial", "--resume", tmp_path / "unfinished", "--steps", 5)
+    assert "finish this training first" in flat(refused)
+
+
+def test_options_of_a_new_network_are_not_for_a_longer_training(tmp_path):
+    job = BilevelOptions(
+        folders=[Path("my pictures")], output=Path("run"), channels=8, kernel=5, sigma=0.08,
+        task=TrainingTask.denoise, adaptive=True, widths="8,8", steps=3, json_file=Path("a.json"),
+    )  # fmt: skip
+    assert longer_command(job, 12) == (
+        "convexlift train bilevel 'my pictures' --task denoise --sigma 0.08 --adaptive "
+        "--start run/model --steps 12 -o run-longer"
+    )
+
+
+def test_a_training_that_improves_nothing_says_so(here, tmp_path):
+    folder = tmp_path / "out"
+    result = bilevel(
+        here, folder, "--start", "photo-any-size", "--learning-rate", 30, "--json",
+        tmp_path / "out.json", "--task", "denoise",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    psnr, tv = content["validations"][0]["psnr"], content["total_variation"]["psnr"]
+    assert all(row["psnr"] < psnr for row in content["validations"][1:])
+    assert "No validated step was better than the start" in flat(result)
+    assert "at the start (kept)" in result.output
+    assert "last (step 3)" in result.output
+    assert "best (step" not in result.output
+    assert longer_command_of(result).startswith("convexlift train bilevel")
+    card = cl.models.card(folder / "model")
+    assert card.best_step == 0
+    text = " ".join(card.text().split())
+    assert "Best step the start: no validated step was better" in text
+    assert "Architecture" not in text  # the card of the start does not state it
+    assert card.results["validation"]["psnr"] == psnr
+    assert card.results["validation, total variation instead"]["psnr"] == tv
+    assert ("dB better on these images" in flat(result)) == (tv > psnr)
+
+
+def longer_command_of(result):
+    """The line after the advice to train longer."""
+    lines = result.output.splitlines()
+    return lines[next(i for i, line in enumerate(lines) if "longer before you" in line) + 1]
 
 
 def test_bilevel(here, tmp_path):

@@ -26,9 +26,9 @@ from convexlift.training import (
     presets,
     train,
 )
+from convexlift.training.cards import training_card
 from convexlift.training.initialization import start_uniformly_
 from convexlift.training.objectives import Loss, Objective
-from convexlift.training.recipes import training_card
 
 pytestmark = pytest.mark.single_precision
 

@@ -16,7 +16,7 @@ DETAILS = """\
 
 Task, noise level, network and number of images are printed before the training starts. Options not given keep the recipe's values; the defaults below are those of {default}.
 
-Writes model.safetensors, model.json, log.csv, options.json and checkpoint.pt to the folder of --output. Ctrl-C keeps a checkpoint, and --resume DIR continues from it.
+Writes model.safetensors, model.json, log.csv, options.json and checkpoint.pt to the folder of --output. Ctrl-C keeps a checkpoint, and --resume DIR continues from it. To train a finished model longer, start from it: --start DIR/model.
 
 Recipes of --preset:
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shlex
 import sys
@@ -29,15 +28,15 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.cli.terminal import progress, table
+from convexlift.cli.terminal import progress
 from convexlift.cli.training_options import Differentiation, TrainingTask, TrainOptions
 from convexlift.cli.training_recipe import changed_recipe, damaged_folder, is_adaptive
+from convexlift.cli.training_summary import as_json, longer_command, show
 from convexlift.files.formats import require_limit
-from convexlift.models.files import ModelCard
+from convexlift.models.files import TRAINED, pair
 from convexlift.models.recipe_words import recipe_words
 from convexlift.models.store import load, save
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.tasks import Inpainting, SparseViewCT
 from convexlift.training import (
     AnyRecipe,
     BilevelRecipe,
@@ -47,9 +46,10 @@ from convexlift.training import (
     follow,
     plain_settings,
 )
+from convexlift.training.cards import training_card
 from convexlift.training.loop import CHECKPOINT, StepCallback, StepReport, step_taken
 from convexlift.training.processes import process_group
-from convexlift.training.recipes import training_card, validated_task
+from convexlift.training.recipes import validated_task
 from convexlift.training.run_files import FULL, WriteError
 from convexlift.training.validation import Score
 
@@ -98,10 +98,6 @@ def earlier_options(job: TrainOptions) -> TrainOptions:
     file = job.resume / OPTIONS
     defaults = {each.name: each.default for each in fields(job)}
     given = [name for name in defaults if getattr(job, name) != defaults[name]]
-    for name in given:
-        if name not in FREE:
-            option = name.replace("_", "-")
-            raise UserError(f"--resume takes all options from {file}. Leave out --{option}.")
     try:
         content = json.loads(file.read_text("utf-8"))
         kind = content["train"]
@@ -118,8 +114,20 @@ def earlier_options(job: TrainOptions) -> TrainOptions:
             f"{job.resume} holds a training of another kind. Write convexlift train {kind} "
             f"--resume {shlex.quote(str(job.resume))}."
         )
-    now = {name: getattr(job, name) for name in given}
-    return type(job)(**{**saved, "output": job.resume, **now})
+    earlier = type(job)(**{**saved, "output": job.resume})
+    for name in given:
+        if name not in FREE:
+            more = f" {_longer(earlier, job.steps)}" if name == "steps" and job.steps else ""
+            option = name.replace("_", "-")
+            raise UserError(f"--resume takes all options from {file}. Leave out --{option}.{more}")
+    return replace(earlier, **{name: getattr(job, name) for name in given})
+
+
+def _longer(earlier: TrainOptions, steps: int) -> str:
+    """How to train longer than a training was meant to take."""
+    if not all(file.is_file() for file in pair(earlier.output / TRAINED)):
+        return "To train longer, finish this training first; its model is the start of another."
+    return f"To train longer, start from its model: {longer_command(earlier, steps)}"
 
 
 def _continues(job: TrainOptions) -> bool:
@@ -222,10 +230,12 @@ def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
         command=_command(process.world),
         version=f"convexlift {convexlift.__version__}",
         processes=process.world,
+        total_variation=tv,
+        start=network,
     )
     model = save(result.trained.network, job.output / "model", card)
     write_json(job.json_file, as_json(card, result, model, tv))
-    _show(card, result, model, tv, screen)
+    show(job, card, result, model, tv, screen)
 
 
 def plan(recipe: AnyRecipe, images: ImageSet, network: InputConvexNetwork | None) -> Iterator[str]:
@@ -324,69 +334,6 @@ def _progress(steps: int, screen: Console) -> Iterator[StepCallback]:
             update(completed=report.step, description=f"{loss}{validated}{not_taken}")
 
         yield show
-
-
-def as_json(card: ModelCard, result: RecipeResult, model: Path, tv: Score | None) -> dict[str, Any]:
-    """The result, for other programs."""
-    trained = result.trained
-    return {
-        "version": convexlift.__version__,
-        "model": str(model),
-        "best_step": trained.step,
-        "steps": int(trained.rows[-1]["step"]),
-        "steps_not_taken": trained.skipped,
-        "seconds": trained.seconds,
-        "validations": [
-            {name: value if math.isfinite(value) else None for name, value in row.items()}
-            for row in _validations(result)
-        ],
-        "total_variation": None if tv is None else tv.summary(),
-        "card": card.to_json(),
-    }
-
-
-def _validations(result: RecipeResult) -> list[dict[str, float]]:
-    return [row for row in result.trained.rows if "psnr" in row]
-
-
-def _show(
-    card: ModelCard, result: RecipeResult, model: Path, tv: Score | None, screen: Console
-) -> None:
-    rows, trained = _validations(result), result.trained
-    if rows and trained.score is not None:
-        shown = {f"best (step {trained.step})": trained.score}
-        if rows[0]["step"] == 0:
-            shown = {"at the start": rows[0], **shown}
-        if tv is not None:
-            shown["total variation, its best weight"] = tv.summary()
-        cells = [
-            (label, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['weight']:.4g}")
-            for label, row in shown.items()
-        ]
-        count = len(result.validation.images) if result.validation else 0
-        of = f"Mean of {count} held-out images" if count > 1 else "One held-out image"
-        header = (of, "PSNR", "SSIM", "Weight")
-        screen.print(table(header, cells, left=[header[0]]))
-        if tv is not None and (lost := tv.summary()["psnr"] - trained.score["psnr"]) > 0:
-            screen.print(
-                f"Total variation is {lost:.2g} dB better on these images: train longer (--steps) "
-                "or on more images before you use this model.", soft_wrap=True
-            )  # fmt: skip
-    if trained.skipped:
-        screen.print(
-            f"{trained.skipped} of {int(trained.rows[-1]['step'])} steps were "
-            "not taken: reconstructions missed the gap of the recipe.", soft_wrap=True
-        )  # fmt: skip
-    task = "inpaint" if card.task == Inpainting.name else "denoise"
-    saved = shlex.quote(str(model.with_suffix("")))
-    use = f"convexlift reconstruct {task} PICTURE -o RESULT --regularizer {saved}\n"
-    text = (
-        f"{trained.seconds:.0f} s. Model: {model}\n"
-        f"{use if card.task != SparseViewCT.name else ''}"
-        f"In Python: regularizer = cl.load({str(model.with_suffix(''))!r})"
-        f"  # weight {card.weight:.4g} for {card.task}"
-    )
-    screen.print(text, markup=False, soft_wrap=True)
 
 
 def _command(processes: int) -> str:

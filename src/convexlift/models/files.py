@@ -68,6 +68,8 @@ class ModelCard:
         results: numbers by data set, as in ``{"test": {"psnr": 28.3, "ssim": 0.81}}``.
         not_for: uses to avoid.
         citation: the work to cite.
+        best_step: the training step with the best validation, whose weights these are; 0 is the
+            start.
     """
 
     name: str
@@ -87,6 +89,7 @@ class ModelCard:
     results: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     not_for: str = ""
     citation: str = ""
+    best_step: int | None = None
 
     def __post_init__(self) -> None:
         for name, hint in typing.get_type_hints(type(self)).items():
@@ -164,6 +167,7 @@ class ModelCard:
             ),
             ("Training data", self.data),
             *recipe_words(self.recipe),
+            ("Best step", _best(self.best_step)),
             ("Command", self.command),
             ("Commit", self.commit),
             ("Seed", "" if self.seed is None else str(self.seed)),
@@ -175,6 +179,12 @@ class ModelCard:
 
 def _numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in values.items())
+
+
+def _best(step: int | None) -> str:
+    if step == 0:
+        return "the start: no validated step was better, so train longer or on more images"
+    return "" if step is None else f"{step}, by its validation"
 
 
 def _duration(seconds: float | None) -> str:

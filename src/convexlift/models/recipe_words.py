@@ -52,7 +52,7 @@ def recipe_words(recipe: Mapping[str, Any]) -> Rows:
     return [
         ("Method", _method(settings)),
         ("Trained for", "; ".join(_task(task) for task in _tasks(settings))),
-        ("Architecture", network_words(settings["network"])),
+        ("Architecture", network_words(settings["network"]) if settings["network"] else ""),
         ("Training", _training(settings)),
         *more,
     ]

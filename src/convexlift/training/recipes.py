@@ -1,4 +1,4 @@
-"""Recipes: a training as a typed record, ``follow`` to carry it out, and its model card.
+"""Recipes: a training as a typed record, and ``follow`` to carry it out.
 
 The recipes of the paper and our own are constants in ``presets``; the command line changes single
 fields of them.
@@ -6,16 +6,12 @@ fields of them.
 
 from __future__ import annotations
 
-import math
-import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from convexlift.models.files import ModelCard
 from convexlift.networks import architectures
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.convolution import Boundary
@@ -32,11 +28,9 @@ from convexlift.training.initialization import (
 )
 from convexlift.training.loop import StepCallback, Trained, TrainingOptions, train
 from convexlift.training.objectives import LOWER_LEVEL, Adversarial, Bilevel, Objective
-from convexlift.training.run_files import plain_settings
 from convexlift.training.validation import Validation
 
 VALIDATION = StopWhen(gap=1e-3, max_iterations=300)
-UNKNOWN_LICENSE = "unknown; yours to decide, as far as the training images allow"
 
 
 @dataclass(frozen=True)
@@ -281,64 +275,6 @@ def validated_task(recipe: AnyRecipe) -> Task | None:
     return recipe.validation_task or first
 
 
-def training_card(
-    recipe: AnyRecipe,
-    result: RecipeResult,
-    images: ImageSet,
-    *,
-    name: str,
-    source: Sequence[str] = (),
-    command: str = "",
-    version: str = "",
-    processes: int = 1,
-) -> ModelCard:
-    """The card of a trained network.
-
-    Args:
-        recipe: the recipe of the training.
-        result: the result of the training.
-        images: the images given to ``follow``.
-        name: the name of the model.
-        source: the origin of the images.
-        command: the command that started the training.
-        version: the version of the code.
-        processes: number of processes.
-    """
-    trained, used = result.trained, result.images
-    kind = "adversarial" if isinstance(recipe, AdversarialRecipe) else "bilevel"
-    task = next(iter(result.weights), "given damaged images")
-    results = {}
-    if trained.score is not None:
-        scores = {key: trained.score[key] for key in ("psnr", "ssim")}
-        results["validation"] = {k: v for k, v in scores.items() if math.isfinite(v)}
-    device = next(trained.network.parameters()).device
-    where = f" from {', '.join(source)}" if source else ""
-    return ModelCard(
-        name=name,
-        summary=f"A regularizer from {kind} training on {used} image{'s' * (used != 1)}.",
-        task=task,
-        weight=result.weights.get(task, 1.0),
-        weights=result.weights,
-        weight_choice=_weight_choice(recipe, result),
-        data=f"{used} of {len(images)} images{where}; SHA-256 of all {images.fingerprint()}",
-        license=UNKNOWN_LICENSE,
-        recipe=plain_settings(recipe),
-        command=command,
-        commit=version,
-        seed=recipe.seed,
-        training_time=trained.seconds,
-        machine=machine(device, processes),
-        results=results,
-    )
-
-
-def machine(device: torch.device, processes: int = 1) -> str:
-    """The system, the processor or GPU, and PyTorch's version, as text."""
-    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    several = f", {processes} processes" if processes > 1 else ""
-    return f"{processor}{several}; {platform.platform()}; PyTorch {torch.__version__}"
-
-
 def _split(
     images: ImageSet, recipe: Recipe, *, validated: bool
 ) -> tuple[ImageSet, ImageSet | None]:
@@ -371,26 +307,3 @@ def _require_matching(damaged: ImageSet, images: ImageSet, recipe: Recipe) -> No
                 f"the damaged image {name} is {size_text(damaged.size(i))}, but the clean image "
                 f"{images.names[i]} is {size_text(images.size(i))}"
             )
-
-
-def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
-    if isinstance(recipe, BilevelRecipe) and not recipe.learn_weights:
-        return "fixed in training: the network was learned for them"
-    if isinstance(recipe, BilevelRecipe):
-        return "learned with the network, relative to the fixed weight of the first task"
-    if not recipe.search and result.weights:
-        return "taken from the recipe"
-    if result.validation is None:
-        return "not chosen: nothing was validated; find a weight for your data"
-    count = len(result.validation.images)
-    return f"best PSNR on {count} held-out image{'s' * (count != 1)}"
-
-
-def _processor() -> str:
-    """The name of the CPU, as far as the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
