@@ -69,6 +69,7 @@ def test_the_table():
     assert all(text in small for text in ("denoising", "0.25", "28.46"))
     assert " bare " in result.output
     assert "convexlift models NAME" in result.output
+    assert "Weight: the factor of the regularizer in the objective" in result.output
 
 
 def test_a_terminal_of_80_columns_cuts_no_name_or_task(monkeypatch):

@@ -193,6 +193,7 @@ def test_a_training_that_improves_nothing_says_so(here, tmp_path):
     assert longer_command_of(result).startswith("convexlift train bilevel")
     card = cl.models.card(folder / "model")
     assert card.best_step == 0
+    assert card.weight_choice.startswith("fixed before the training")
     text = " ".join(card.text().split())
     assert "Best step the start: no validated step was better" in text
     assert "Architecture" not in text  # the card of the start does not state it
@@ -212,6 +213,8 @@ def test_bilevel(here, tmp_path):
     assert result.exit_code == 0, result.output
     card = cl.models.card(tmp_path / "out" / "model")
     assert set(card.weights) == {"gaussian-denoising", "inpainting"}
+    assert card.weight_choice.startswith("for gaussian-denoising, fixed before the training;")
+    assert "Weight 1 at noise level 0.1 " in " ".join(card.text().split())
     assert card.recipe["hypergradient"]["kind"] == "JacobianFree"
     assert card.recipe["crop"] == 12
     result = bilevel(here, tmp_path / "out")

@@ -103,6 +103,11 @@ def models(
                     markup=False,
                 )
             screen.print(
+                "Weight: the factor of the regularizer in the objective, for this task at the "
+                "noise level on the card; convexlift reconstruct scales it to your noise. Weights "
+                "of different models cannot be compared."
+            )
+            screen.print(
                 "Test dB: PSNR on the images that each card names, which differ; for photographs, "
                 "with noise of 25/255."
             )

@@ -152,12 +152,13 @@ class ModelCard:
 
     def _rows(self) -> list[tuple[str, str]]:
         others = {task: weight for task, weight in self.weights.items() if task != self.task}
+        level = self.noise_levels.get(self.task)
         use = "yes" if self.commercial else "no, or not stated"
         return [
             ("Licence", self.license),
             ("Commercial use", use if self.license else ""),
             ("Task", self.task),
-            ("Weight", f"{self.weight:g}"),
+            ("Weight", f"{self.weight:g}" + (f" at noise level {level:g}" if level else "")),
             ("For other tasks", _numbers(others)),
             ("Chosen by", self.weight_choice),
             ("Not for", self.not_for),

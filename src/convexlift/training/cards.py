@@ -96,10 +96,11 @@ def machine(device: torch.device, processes: int = 1) -> str:
 
 
 def _weight_choice(recipe: AnyRecipe, result: RecipeResult) -> str:
-    if isinstance(recipe, BilevelRecipe) and not recipe.learn_weights:
-        return "fixed in training: the network was learned for them"
     if isinstance(recipe, BilevelRecipe):
-        return "learned with the network, relative to the fixed weight of the first task"
+        first, *others = result.weights
+        if not others or not recipe.learn_weights:
+            return "fixed before the training, in which the network was fitted to it"
+        return f"for {first}, fixed before the training; for other tasks, learned with the network"
     if not recipe.search and result.weights:
         return "taken from the recipe"
     if result.validation is None:
