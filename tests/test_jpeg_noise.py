@@ -117,6 +117,9 @@ def test_files_and_arrays_with_a_table_agree():
     assert Noise.from_json(found.to_json()) == found
     one_by_one = before_compression(Noise("gaussian", 0.002), contents, None, together=False)
     assert one_by_one.level == pytest.approx(0.668 * found.level, rel=1e-3)
+    assert "before JPEG" not in str(one_by_one)
+    assert "in single channels of the JPEG" in str(one_by_one)
+    assert Noise.from_json(one_by_one.to_json()) == one_by_one
     array = contents.images.reshape(1, 3, *contents.images.shape[2:])
     table = tuple(contents.picture.metadata[JPEG]["qtables"][0])
     again = before_compression(
@@ -145,6 +148,20 @@ def test_reconstruct_uses_it_and_says_so():
     assert "before_jpeg" not in cl.reconstruct("noisy.png", **quick).record["noise"]
     with pytest.raises(ValueError, match="jpeg= is a table of 64 numbers"):
         cl.reconstruct("noisy.png", jpeg=(1, 2))
+
+
+def test_single_channels_have_the_noise_that_is_left_in_them():
+    """The level is known, so the note that recommends a larger one is left out."""
+    Image.fromarray(hills(3, 20.0, 200, 200)).save("noisy.jpg", quality=90)
+    quick = {"regularizer": "tv", "tolerance": 0.1, "weight": 0.05}
+    record = cl.reconstruct("noisy.jpg", **quick).record
+    assert record["noise"]["jpeg_channels"]
+    assert "before_jpeg" not in record["noise"]
+    assert record["noise"]["level"] < 0.85 * 20 / 255
+    assert not any("share their noise" in note for note in record.get("notes", ()))
+    Image.open("noisy.jpg").save("noisy.png")
+    notes = cl.reconstruct("noisy.png", **quick).record["notes"]
+    assert any("share their noise" in note for note in notes)
 
 
 @pytest.mark.parametrize(("orientation", "known"), [(1, True), (6, False)])

@@ -18,7 +18,9 @@ Texture that fills the whole picture counts as noise.
 
 Colours are stored at half the resolution and in larger steps: their noise is mostly gone, and the
 three channels share the noise of luma. A regularizer for colours expects independent noise in the
-channels; with deviation sigma, it has s = 0.668 sigma in luma. So its level is s / 0.668.
+channels; with deviation sigma, it has s = 0.668 sigma in luma. So its level is s / 0.668. A
+regularizer for grey images sees one channel, whose noise is that of luma: its level is s, or that
+of the decoded pixels where it is larger.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ def before_compression(
 ) -> Noise:
     """The level before compression if the picture comes from JPEG and has noise, else ``noise``.
 
+    For channels that are restored one by one, the level in each of them.
+
     Args:
         noise: the noise of the decoded pixels.
         contents: the picture.
@@ -69,10 +73,15 @@ def before_compression(
     else:
         return noise
     level = luma_deviation(pixels, table) / (high - low)
-    if contents.channels == 3:
+    single = contents.channels == 3 and not together
+    if single:
         # Single channels have at least the noise of luma, or more where the colours kept theirs.
-        level = level / math.hypot(*LUMA) if together else max(level, noise.level)
-    return Noise("gaussian", level, before_jpeg=True) if level > LEAST_SIGMA else noise
+        level = max(level, noise.level)
+    elif contents.channels == 3:
+        level = level / math.hypot(*LUMA)
+    if level <= LEAST_SIGMA:
+        return noise
+    return Noise("gaussian", level, before_jpeg=not single, jpeg_channels=single)
 
 
 def luma_deviation(pixels: Tensor, table: Sequence[int]) -> float:

@@ -109,12 +109,15 @@ class Noise:
         level: sigma, or the fraction of pixels that are hit; on the scale of images in [0, 1].
         estimated: whether the level comes from the image.
         before_jpeg: whether it is the level before JPEG compression, which smooths noise.
+        jpeg_channels: whether it is the level in single channels of a JPEG in colour, which keeps
+            the noise of luma and removes most of the noise in the colours.
     """
 
     kind: Kind
     level: float
     estimated: bool = True
     before_jpeg: bool = False
+    jpeg_channels: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "salt-and-pepper"):
@@ -127,16 +130,19 @@ class Noise:
     def to_json(self) -> dict[str, Any]:
         """The facts for records."""
         facts = {"model": self.kind, "level": self.level, "estimated": self.estimated}
-        return facts | ({"before_jpeg": True} if self.before_jpeg else {})
+        flags = {"before_jpeg": self.before_jpeg, "jpeg_channels": self.jpeg_channels}
+        return facts | {name: True for name, flag in flags.items() if flag}
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Self:
         """The noise of a record."""
-        return cls(facts["model"], facts["level"], facts["estimated"], "before_jpeg" in facts)
+        flags = (name in facts for name in ("before_jpeg", "jpeg_channels"))
+        return cls(facts["model"], facts["level"], facts["estimated"], *flags)
 
     def __str__(self) -> str:
         how = "estimated" if self.estimated else "given"
         how += ", before JPEG compression" * self.before_jpeg
+        how += ", in single channels of the JPEG" * self.jpeg_channels
         if self.kind == "gaussian":
             return f"Gaussian noise, sigma {self.level:.3g} ({how})"
         return f"salt and pepper, {100 * self.level:.3g} % of the pixels ({how})"

@@ -178,7 +178,8 @@ class Denoiser(DenoiseOptions, Reconstructor):
         tables of a file tell the level; this note is for pictures without them.
         """
         visible = noise.kind == "gaussian" and noise.level > VISIBLE and self.task == "denoise"
-        if self.simulate or contents.channels != 3 or not visible or noise.before_jpeg:
+        known = noise.before_jpeg or noise.jpeg_channels
+        if self.simulate or contents.channels != 3 or not visible or known:
             return None
         try:
             some = sampled(images.reshape(-1, 3, *images.shape[2:]))

@@ -321,8 +321,9 @@ def _found(noise: Noise) -> str:
     """The estimated noise, in the units of the page."""
     if noise.kind == "salt-and-pepper":
         return f"Salt and pepper was found in {100 * noise.level:.2g} % of the pixels."
-    before = ", as it was before JPEG compression" if noise.before_jpeg else ""
-    return f"Gaussian noise of level {noise.level:.2g} was found{before}."
+    where = ", as it was before JPEG compression" if noise.before_jpeg else ""
+    where = " in single channels of the JPEG" if noise.jpeg_channels else where
+    return f"Gaussian noise of level {noise.level:.2g} was found{where}."
 
 
 def _maps(result: RunResult) -> list[Map]:
