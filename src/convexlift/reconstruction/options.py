@@ -92,7 +92,7 @@ class DenoiseOptions(Options):
 
     Args:
         noise: model of the noise; by default chosen for each image.
-        sigma: noise level, relative to the distance from black to white (25/255 is 0.098), or the
+        sigma: noise level, relative to the distance from black to white (0.1, or 25/255), or the
             fraction of pixels that are salt and pepper; by default estimated for each image.
         range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
             largest. ``auto``: 0 and the largest of an integer type; for floats, the first of 0,1
