@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +22,11 @@ from convexlift.reconstruction.contents import (
 )
 from convexlift.reconstruction.jpeg_noise import before_compression
 from convexlift.reconstruction.mri import MRIReconstructor
-from convexlift.reconstruction.noise import estimate_noise, is_line_art, photons_of, sampled
+from convexlift.reconstruction.noise import estimate_noise, is_line_art, sampled
 from convexlift.reconstruction.pictures import Denoiser
+from convexlift.reconstruction.readings import estimated_photons, integrals_of
 from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.scans import ScanReconstructor, integrals_of
+from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.slices import read_slices
 from convexlift.reconstruction.sources import SINOGRAMS, Source, glance, sides
 from convexlift.reconstruction.volumes import is_volume, require_planes
@@ -33,6 +35,7 @@ from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinograms import Sinogram
 from convexlift.scans.volume_sources import count_planes
+from convexlift.transmission import line_integrals
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that mark missing parts; photographs have hardly any pixel of them."""
@@ -182,12 +185,15 @@ def about_slices(reconstructor: ScanReconstructor, scan: Sinogram) -> str:
     in_mm, rows = scan.geometry.unit == "mm", len(scan.projections)
     pixel = f"{extent / size:.3g} mm a pixel, in HU" if in_mm else "per detector pixel"
     found = f"{rows} slice{'s' * (rows > 1)} of {size} x {size}, {pixel}"
-    quantity, _, _ = reconstructor.checked(scan)
+    quantity, flat, dark = reconstructor.checked(scan)
+    if quantity == "counts" and flat is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            line_integrals(scan.data, flat, 0.0 if dark is None else dark)  # refuses dead detectors
     if quantity == "counts" or reconstructor.sigma or reconstructor.photons:
         return found
-    photons = photons_of(integrals_of(scan.data.float(), quantity))
-    noise = "noise unknown" if photons is None else f"{photons:.3g} photons in a free ray"
-    return f"{found}; {noise} (estimated)"
+    photons = estimated_photons(integrals_of(scan.data.float(), quantity))
+    return f"{found}; {photons:.3g} photons in a free ray (estimated)"
 
 
 def about_kspace(scan: KSpace) -> str:

@@ -1,0 +1,118 @@
+"""Readings of a detector: their flat and dark fields, and the values that they can have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexlift.files.npy import read_npy
+from convexlift.option_values import Quantity
+from convexlift.reconstruction.contents import Array, InputError
+from convexlift.reconstruction.noise import photons_of
+from convexlift.scans.files import reading
+from convexlift.tensors import Shape
+from convexlift.transmission import Field, fitted_field
+
+FieldLike = float | str | os.PathLike[str] | Array
+
+LARGEST: dict[Quantity, tuple[float, str]] = {
+    "line integrals": (30.0, "-log of a transmission"),  # one photon in 10^13 arrives
+    "transmission": (10.0, "counts over counts without object"),
+}
+"""The largest plausible values of a quantity, and its meaning."""
+OUTLIERS = 0.1
+"""Up to this share may be larger: rays without a photon, and pixels that do not work."""
+IMPOSSIBLE = 745.0
+"""Above -log of every positive number in double precision."""
+
+
+def read_field(
+    name: str, given: FieldLike | None, max_megapixels: float | None = None
+) -> Tensor | None:
+    """A flat or dark field, given as a number, an array or an NPY file."""
+    if given is None or isinstance(given, Tensor | np.ndarray):
+        return None if given is None else torch.as_tensor(given).float()
+    try:
+        return torch.tensor(float(given))  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        path = Path(str(given))
+    if not path.is_file():
+        raise InputError(f"--{name} is a number or an NPY file, and there is no file {path}")
+    with reading(path, "NPY"):
+        array = read_npy(path, max_megapixels)
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"--{name} needs real numbers, and {path} holds {array.dtype}")
+        return torch.from_numpy(array.astype(np.float32))
+
+
+def require_fitting(name: str, field: Field | None, readings: Tensor) -> None:
+    """Check a field against readings (rows, 1, angles, bins), and name their axes if it differs."""
+    if field is None:
+        return
+    try:
+        fitted_field(name, field, readings)
+    except ValueError as error:
+        shape = tuple(torch.as_tensor(field).shape)
+        advice = _transposed(name, shape, readings.shape)
+        if advice is None:
+            raise
+        raise InputError(advice) from error
+
+
+def _transposed(name: str, shape: Shape, readings: Shape) -> str | None:
+    """The advice for a field that does not fit; None if its last axis does."""
+    rows, _, angles, bins = readings
+    if not shape or shape[-1] in (1, bins):
+        return None
+    advice = (
+        f"the scan is read as {angles} angles (down) of {bins} bins (across)"
+        f"{f' for each of {rows} rows' if rows > 1 else ''}, but --{name} has {shape[-1]} bins"
+    )
+    if shape[-1] == angles:
+        advice += (
+            "; the scan seems to be transposed: save its array with the last two axes swapped, "
+            "np.save('turned.npy', array.swapaxes(-1, -2))"
+        )
+    return f"{advice}; the last axis of both must be the bins of the detector"
+
+
+def can_be(quantity: Quantity, values: Tensor) -> bool:
+    """Whether at most a few values are larger than the quantity can be."""
+    if quantity not in LARGEST:
+        return True
+    largest, _ = LARGEST[quantity]
+    few = float((values > largest).double().mean()) <= OUTLIERS
+    return few and not bool((values > IMPOSSIBLE).any())
+
+
+def require_possible(quantity: Quantity, values: Tensor) -> None:
+    """Refuse counts that were called transmissions or line integrals."""
+    if not can_be(quantity, values):
+        name = "transmissions" if quantity == "transmission" else quantity
+        raise InputError(
+            f"values up to {float(values.max()):.6g} cannot be {name} ({LARGEST[quantity][1]}); "
+            "if they are photon counts, write --quantity counts --flat FLAT.npy, with the readings "
+            "without object"
+            + (
+                "; if they are sums over pixels, without a logarithm, give their noise, --sigma"
+                if quantity == "line integrals"
+                else ""
+            )
+        )
+
+
+def integrals_of(y: Tensor, quantity: Quantity) -> Tensor:
+    """Line integrals of transmissions; other data unchanged."""
+    return y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
+
+
+def estimated_photons(integrals: Tensor) -> float:
+    """Photons in a free ray, estimated from line integrals."""
+    photons = photons_of(integrals)
+    if photons is None:
+        raise InputError("the noise of these data cannot be estimated; give --photons or --sigma")
+    return photons

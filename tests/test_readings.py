@@ -1,0 +1,121 @@
+"""Scans as newcomers bring them: counts with a flat field, in arrays without a geometry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import convexlift as cl
+from convexlift.cli import app
+from convexlift.phantoms import shepp_logan
+from convexlift.reconstruction import InputError
+
+VIEWS, BINS, FLAT = 24, 40, 2e4
+COUNTS = ("--beam", "parallel", "--quantity", "counts")
+QUICK = ("--regularizer", "tv", "--weight", "1", "--max-iterations", "3")
+
+
+@pytest.fixture(autouse=True)
+def _place(_double_precision, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+
+
+def integrals():
+    operator = cl.scans.EvenViews().geometry(VIEWS).operator(BINS, BINS, float(BINS))
+    return operator(0.1 * shepp_logan(BINS))[0, 0].float()
+
+
+def counts():
+    """Photons behind a phantom, (angles, bins), and the file of the flat field."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.poisson(FLAT * torch.exp(-integrals()), generator=generator).numpy()
+    np.save("counts.npy", values)
+    np.save("flat.npy", np.full(BINS, FLAT))
+    return values
+
+
+def run(*words):
+    result = CliRunner().invoke(app, ["reconstruct", "ct", *map(str, words)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def both(*words):
+    """The words of the dry run and of the run, both of which must fail."""
+    said = []
+    for more in (("--dry-run",), QUICK):
+        status, output = run(*words, "-o", "slice.tif", *more)
+        assert status != 0, output
+        assert not Path("slice.tif").exists()
+        said.append(output)
+    return said
+
+
+def test_a_transposed_scan_fails_in_dry_runs_too():
+    """And its repair is in the message."""
+    np.save("across.npy", counts().T)
+    for output in both("across.npy", *COUNTS, "--flat", "flat.npy"):
+        assert f"{BINS} angles (down) of {VIEWS} bins (across), but --flat has {BINS}" in output
+        assert "swapaxes(-1, -2)" in output
+    np.save("turned.npy", np.load("across.npy").swapaxes(-1, -2))
+    status, output = run("turned.npy", "-o", "slice.tif", *COUNTS, "--flat", "flat.npy", *QUICK)
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"flat": np.full(BINS + 1, FLAT)}, f"--flat has {BINS + 1} bins; the last axis"),
+        ({"dark": np.zeros(VIEWS)}, f"--dark has {VIEWS} bins; the scan seems to be transposed"),
+        ({"flat": np.full((3, 2, BINS), FLAT)}, "does not fit readings"),
+        ({"dark": np.full(BINS, 2 * FLAT)}, "flat <= dark for every reading"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused_by_both(fields, message):
+    counts()
+    for name, values in fields.items():
+        np.save(f"{name}.npy", values)
+    words = [word for name in {"flat", *fields} for word in (f"--{name}", f"{name}.npy")]
+    for output in both("counts.npy", *COUNTS, *words):
+        assert message in output
+
+
+@pytest.mark.parametrize(("quantity", "name"), [("line integrals", "line integrals"),
+                                                ("transmission", "transmissions")])  # fmt: skip
+def test_counts_are_no_other_quantity(quantity, name):
+    largest = counts().max()
+    for output in both("counts.npy", "--beam", "parallel", "--quantity", quantity):
+        assert f"values up to {largest:.6g} cannot be {name}" in output
+        assert "--quantity counts --flat FLAT.npy" in output
+
+
+def test_rays_without_photons_are_no_counts():
+    """Programs clip transmissions at the smallest number, whose -log is 87."""
+    values = integrals()
+    values[:, BINS // 2] = 87.0
+    options = {"task": "ct", "beam": "parallel", "quantity": "line integrals", "regularizer": "tv"}
+    quick = {"weight": 1.0, "max_iterations": 3}
+    assert cl.reconstruct(values, photons=FLAT, **options, **quick).x.isfinite().all()
+    with pytest.raises(InputError, match="values up to 870 cannot be"):
+        cl.reconstruct(values * 10, photons=FLAT, **options, **quick)
+
+
+def test_sums_over_pixels_are_integrals_if_their_noise_is_given():
+    values = 100 * integrals()
+    assert float((values > 30).double().mean()) > 0.5
+    np.save("sums.npy", values.numpy())
+    words = ("--beam", "parallel", "--quantity", "line integrals")
+    for output in both("sums.npy", *words):
+        assert "give their noise, --sigma" in output
+    status, output = run("sums.npy", "-o", "slice.tif", *words, "--sigma", 1, *QUICK)
+    assert status == 0, output
+
+
+def test_a_dry_run_fails_where_the_noise_cannot_be_estimated():
+    np.save("flat_integrals.npy", np.full((VIEWS, BINS), 0.5, np.float32))
+    for output in both("flat_integrals.npy", "--beam", "parallel", "--quantity", "line integrals"):
+        assert "the noise of these data cannot be estimated" in output
