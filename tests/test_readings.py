@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import convexlift as cl
@@ -14,6 +17,7 @@ from convexlift.cli import app
 from convexlift.phantoms import shepp_logan
 from convexlift.reconstruction import InputError
 
+SAMPLES = Path(cl.__file__).parent / "data"
 VIEWS, BINS, FLAT = 24, 40, 2e4
 COUNTS = ("--beam", "parallel", "--quantity", "counts")
 QUICK = ("--regularizer", "tv", "--weight", "1", "--max-iterations", "3")
@@ -119,3 +123,44 @@ def test_a_dry_run_fails_where_the_noise_cannot_be_estimated():
     np.save("flat_integrals.npy", np.full((VIEWS, BINS), 0.5, np.float32))
     for output in both("flat_integrals.npy", "--beam", "parallel", "--quantity", "line integrals"):
         assert "the noise of these data cannot be estimated" in output
+
+
+def look(name):
+    return CliRunner().invoke(app, ["reconstruct", name]).output
+
+
+@pytest.mark.parametrize("kind", [np.float64, ">f4", np.uint16, np.int32])
+@pytest.mark.parametrize("name", ["scan.npy", "scan.tif"])
+def test_counts_are_proposed_as_counts(kind, name):
+    """The printed line works once the name of the flat field is filled in."""
+    values = counts().astype(kind)
+    np.save(name, values) if name.endswith("npy") else tifffile.imwrite(name, values)
+    output = look(name)
+    assert output.index(f"reconstruct denoise {name}") < output.index(f"reconstruct ct {name}")
+    (line,) = (line for line in output.splitlines() if f"reconstruct ct {name}" in line)
+    assert line.endswith("--quantity counts --flat FLAT.npy")
+    assert "one for each bin" in output
+    words = shlex.split(line.replace("FLAT.npy", "flat.npy"))[3:]
+    status, said = run(*words, *QUICK)
+    assert status == 0, said
+
+
+def test_line_integrals_are_proposed_as_such():
+    np.save("scan.npy", integrals().numpy())
+    assert "--quantity 'line integrals'" in look("scan.npy")
+    assert "FLAT" not in look("scan.npy")
+
+
+@pytest.mark.parametrize("name", [path.name for path in SAMPLES.glob("*.png")])
+def test_pictures_in_16_bits_are_not_called_sinograms(name):
+    grey = np.asarray(Image.open(SAMPLES / name).convert("L"), np.uint16)[::4, ::4]
+    tifffile.imwrite("picture.tif", 257 * grey)
+    output = look("picture.tif")
+    assert "reconstruct denoise picture.tif" in output
+    assert "reconstruct ct" not in output
+
+
+def test_a_frame_of_noise_is_not_called_a_sinogram():
+    generator = np.random.default_rng(0)
+    tifffile.imwrite("dark.tif", generator.poisson(1000, (64, 64)).astype(np.uint16))
+    assert "reconstruct ct" not in look("dark.tif")

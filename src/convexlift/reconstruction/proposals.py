@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from convexlift.files.formats import EXPORTS, reason_of
+from convexlift.files.tiff import Tiff
 from convexlift.reconstruction.contents import (
     DICOM,
     PICTURES,
@@ -24,7 +25,12 @@ from convexlift.reconstruction.jpeg_noise import before_compression
 from convexlift.reconstruction.mri import MRIReconstructor
 from convexlift.reconstruction.noise import estimate_noise, is_line_art, sampled
 from convexlift.reconstruction.pictures import Denoiser
-from convexlift.reconstruction.readings import estimated_photons, integrals_of
+from convexlift.reconstruction.readings import (
+    can_be,
+    estimated_photons,
+    integrals_of,
+    may_be_counts,
+)
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.slices import read_slices
@@ -33,7 +39,7 @@ from convexlift.reconstruction.volumes import is_volume, require_planes
 from convexlift.scans.files import read_sinogram
 from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.kspace import KSpace, read_kspace
-from convexlift.scans.sinograms import Sinogram
+from convexlift.scans.sinograms import Sinogram, as_tensor
 from convexlift.scans.volume_sources import count_planes
 from convexlift.transmission import line_integrals
 
@@ -94,17 +100,28 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (colour := painted(contents)) is not None:
         tolerance = ("--colour-tolerance", "20") if ending in (".jpg", ".jpeg") else ()
         return Proposal(path, about, "inpaint", ("--mask-colour", colour, *tolerance))
-    is_float = contents.picture.stored.dtype.kind == "f"
-    if ending == ".npy" or (ending in (".tif", ".tiff") and is_float):
-        numbers = ["line integrals"] if is_float else ["counts", "--flat", "FLAT.npy"]
-        target = str(path.with_name(f"{path.stem}-slice.tif"))
-        words = [str(path), "-o", target, "--beam", "parallel", "--quantity", *numbers]
-        otherwise = (
-            "If it is a sinogram with evenly spaced views (docs/files.md):\n"
-            f"  convexlift reconstruct ct {shlex.join(words)}"
-        )
-        return Proposal(path, about, "denoise", otherwise=otherwise)
-    return Proposal(path, about, "denoise")
+    return Proposal(path, about, "denoise", otherwise=_as_sinogram(path, contents))
+
+
+def _as_sinogram(path: Path, contents: Contents) -> str:
+    """The command for an array that may be a sinogram; nothing for pictures."""
+    stored, is_tiff = contents.picture.stored, path.suffix.lower() in Tiff.suffixes
+    if not (is_tiff or path.suffix.lower() == ".npy"):
+        return ""
+    is_float = stored.dtype.kind == "f"
+    if is_tiff and not is_float:  # most are pictures
+        deep = stored.dtype.itemsize > 1 and contents.picture.channels == 1
+        if not (deep and may_be_counts(stored[0])):
+            return ""
+    is_integral = is_float and can_be("line integrals", as_tensor(stored))
+    numbers = ["line integrals"] if is_integral else ["counts", "--flat", "FLAT.npy"]
+    target = str(path.with_name(f"{path.stem}-slice.tif"))
+    words = [str(path), "-o", target, "--beam", "parallel", "--quantity", *numbers]
+    fields = "" if is_integral else "\nFLAT.npy has the readings without object, one for each bin."
+    return (
+        "If it is a sinogram with evenly spaced views (docs/files.md):\n"
+        f"  convexlift reconstruct ct {shlex.join(words)}{fields}"
+    )
 
 
 def _scan(path: Path, max_megapixels: float | None) -> Proposal:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.files.npy import read_npy
@@ -28,6 +30,9 @@ OUTLIERS = 0.1
 """Up to this share may be larger: rays without a photon, and pixels that do not work."""
 IMPOSSIBLE = 745.0
 """Above -log of every positive number in double precision."""
+
+STEADY, VARIED = 0.05, 0.2
+"""The spread of means over rows, and over columns, of the counts of a sinogram, in logarithms."""
 
 
 def read_field(
@@ -87,6 +92,18 @@ def can_be(quantity: Quantity, values: Tensor) -> bool:
     largest, _ = LARGEST[quantity]
     few = float((values > largest).double().mean()) <= OUTLIERS
     return few and not bool((values > IMPOSSIBLE).any())
+
+
+def may_be_counts(page: NDArray[Any]) -> bool:
+    """Whether an array (angles, bins) has the first property of photons behind an object.
+
+    The integral of -log I over a view is the mass of the object and the same for all angles, while
+    the object makes bins differ. In pictures, rows differ about as much as columns.
+    """
+    logarithms = np.log(np.maximum(np.asarray(page, float), 1.0))
+    spread = float(logarithms.std())
+    views, bins = (float(logarithms.mean(axis).std()) for axis in (1, 0))
+    return spread > 0 and views <= STEADY * spread and bins >= VARIED * spread
 
 
 def require_possible(quantity: Quantity, values: Tensor) -> None:
