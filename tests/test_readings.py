@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +165,25 @@ def test_a_frame_of_noise_is_not_called_a_sinogram():
     generator = np.random.default_rng(0)
     tifffile.imwrite("dark.tif", generator.poisson(1000, (64, 64)).astype(np.uint16))
     assert "reconstruct ct" not in look("dark.tif")
+
+
+@pytest.mark.parametrize("name", ["scan.npy", "scan.tif"])
+def test_all_missing_options_are_named_at_once(name):
+    values = counts()
+    np.save(name, values) if name.endswith("npy") else tifffile.imwrite(name, values)
+    options = {"--beam": "parallel", "--quantity": "counts", "--flat": "flat.npy"}
+    for given in range(len(options)):
+        for some in combinations(options, given):
+            words = [word for option in some for word in (option, options[option])]
+            for output in both(name, *words):
+                for option in options:
+                    assert (f"{option} " in output.replace("(--flat)", "--flat ")) == (
+                        option not in some
+                    )
+
+
+def test_a_geometry_with_an_error_is_not_called_missing():
+    counts()
+    Path("counts.json").write_text('{"format": "convexlift", "version": 1}')
+    for output in both("counts.npy"):
+        assert 'does not say "format"' in output

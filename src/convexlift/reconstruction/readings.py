@@ -16,6 +16,8 @@ from convexlift.option_values import Quantity
 from convexlift.reconstruction.contents import Array, InputError
 from convexlift.reconstruction.noise import photons_of
 from convexlift.scans.files import reading
+from convexlift.scans.sinogram_formats import NpySinogram, TiffSinogram, is_geometry
+from convexlift.scans.sinograms import EvenViews
 from convexlift.tensors import Shape
 from convexlift.transmission import Field, fitted_field
 
@@ -33,6 +35,37 @@ IMPOSSIBLE = 745.0
 
 STEADY, VARIED = 0.05, 0.2
 """The spread of means over rows, and over columns, of the counts of a sinogram, in logarithms."""
+
+
+def require_described(
+    path: Path, *, views: EvenViews | None, quantity: Quantity | None, has_level: bool
+) -> None:
+    """Name all options that an array without a geometry beside it still needs, in one message.
+
+    Args:
+        path: the file of the projections.
+        views: the rays, if given.
+        quantity: the meaning of the numbers, if given.
+        has_level: whether the flat field of X-rays or the background of emissions is given.
+    """
+    side = path.with_suffix(".json")
+    if path.suffix.lower() not in (*NpySinogram.suffixes, *TiffSinogram.suffixes):
+        return
+    if is_geometry(side) or (views is None and side.exists()):  # reading it names its faults
+        return
+    needed = []
+    if views is None:
+        needed.append("--beam parallel or fan (evenly spaced views)")
+    if quantity is None:
+        needed.append("--quantity counts, transmission or 'line integrals'")
+    if needed and quantity in (None, "counts") and not has_level:
+        needed.append("--flat FLAT.npy for counts (readings without object)")
+    if needed:
+        other = f"; for other views, it needs {side.name} beside it" if views is None else ""
+        raise InputError(
+            f"{path} does not say how it was measured: add {'; '.join(needed)}{other} "
+            "(docs/files.md)"
+        )
 
 
 def read_field(

@@ -31,6 +31,7 @@ from convexlift.reconstruction.readings import (
     estimated_photons,
     integrals_of,
     read_field,
+    require_described,
     require_fitting,
     require_possible,
 )
@@ -251,6 +252,13 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         if isinstance(image, scans.Sinogram):
             return "the scan", image
         if is_path(image):
+            level = self.background if self.flat is None else self.flat
+            require_described(
+                Path(image),
+                views=self._views(),
+                quantity=self.quantity,
+                has_level=level is not None,
+            )
             unit = self.angle_unit if Path(image).suffix.lower() in DataExchange.suffixes else None
             scan = scans.read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
@@ -265,7 +273,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         if geometry is None or self.quantity is None or array is None:
             raise InputError(
                 "an array of projections needs --geometry (cl.scans.ParallelGeometry or "
-                "FanGeometry) or --beam, and --quantity; or give a cl.scans.Sinogram"
+                "FanGeometry) or --beam, --quantity, and --flat for counts; or give a "
+                "cl.scans.Sinogram"
             )
         if array.ndim not in (2, 3):
             raise InputError(
