@@ -101,6 +101,8 @@ def row(name: str, batch: int, size: int) -> None:
     torch.cuda.synchronize()
     second = time.perf_counter() - began
 
+    fused._held.table.copy_(fused._held.table[:1].clone())  # steps of zero would skip the images
+
     def sixty() -> None:
         fused._held.clock.zero_()
         for _ in range(12):

@@ -186,6 +186,7 @@ def plot(given: argparse.Namespace) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt
 
     rows = json.loads((given.output / "quality.json").read_text())

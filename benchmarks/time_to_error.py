@@ -42,6 +42,7 @@ CASES: list[tuple[str, type[Task], tuple[float, ...] | None]] = [
     ("photo-open", SaltAndPepper, None),
 ]
 """Regularizer, task, and the best of the paper's 49 pairs c (``solver_iterations.py``)."""
+COLOURS = {"default": "C0", "paper": "C1", "nmapg": "C2", "lbfgs": "C3"}
 GAP = 1e-3
 Stated = Callable[[], cl.VariationalProblem]
 
@@ -203,6 +204,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text remains text, which is smaller
     import matplotlib.pyplot as plt
 
     curves = [row for row in rows if row.get("curve") and row["face"] == 0]
@@ -215,7 +217,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         for row in curves:
             if (row["regularizer"], row["task"]) == title:
                 points = [(s, g) for s, g in row["curve"] if 0 < g < float("inf")]
-                axis.loglog(*zip(*points, strict=True), label=row["method"], linewidth=1)
+                style = {"color": COLOURS[row["method"]], "label": row["method"], "linewidth": 1}
+                axis.loglog(*zip(*points, strict=True), **style)
         axis.axhline(GAP, color="0.8", linewidth=0.8, zorder=0)
         axis.set_title(", ".join(title), fontsize=8)
         axis.tick_params(labelsize=7)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import typer
 from torch.distributed.run import get_args_parser
 from train_commands import flat, run, training_folder
 from typer.testing import CliRunner
 
-from convexlift.cli.app import app, load
+from convexlift.cli.app import app, fraction, load
 from convexlift.cli.training_options import AdversarialOptions, BilevelOptions, TrainingTask
 from convexlift.cli.training_recipe import changed_recipe
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
@@ -167,3 +168,14 @@ def test_torchrun_leaves_our_options_alone(command):
     command_line = ["--nproc-per-node", "2", "-m", "convexlift", "train", command, "images", *ours]
     parsed = get_args_parser().parse_args(command_line)
     assert parsed.training_script_args == ["train", command, "images", *ours]
+
+
+@pytest.mark.parametrize(("text", "number"), [("0.1", 0.1), ("25/255", 25 / 255), ("1e-2", 0.01)])
+def test_noise_levels_may_be_quotients(text, number):
+    assert fraction(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "a", "1/0", "25/", "/255", "1/2/3"])
+def test_what_is_no_quotient_is_refused(text):
+    with pytest.raises(typer.BadParameter, match=r"write 0\.1 or 25/255"):
+        fraction(text)

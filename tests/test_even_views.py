@@ -75,10 +75,13 @@ def test_arcs_and_lengths():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--beam", "parallel"), "give the quantity"),
+        (("--beam", "parallel"), "--quantity counts, transmission or 'line"),
         (("--arc", "180"), "--arc is for evenly spaced views; add --beam"),
         (("--beam", "parallel", "--arc", "400"), "--arc is at most 360 degrees"),
-        (("--beam", "fan", "--source-distance", "5"), "a fan needs --detector-distance"),
+        (
+            ("--beam", "fan", "--source-distance", "5"),
+            "a fan needs --detector-distance, --bin-width, in mm",
+        ),
         (("--beam", "parallel", "--source-distance", "5"), "--source-distance is for fans"),
         (
             ("--beam", "fan", "--source-distance", "5", "--detector-distance", "5"),

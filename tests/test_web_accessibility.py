@@ -63,6 +63,37 @@ def test_a_run_with_the_keyboard_alone(visitor):
     tab_to("#denoise-json")
 
 
+def test_the_focus_is_neither_below_the_buttons_nor_behind_a_list_left_open(page):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    driver, address = page
+    size = {"width": 1280, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        visitor = Visitor(driver, address)
+        visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
+        driver.execute_script("document.querySelector('button[role=tab]').focus()")
+        reached = None
+        for _ in range(40):
+            ActionChains(driver).send_keys(Keys.TAB).perform()
+            time.sleep(0.4)  # lists open and close slowly
+            reached, on_top, lists = driver.execute_script(
+                "const e = document.activeElement, r = e.getBoundingClientRect();"
+                "const top = document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2);"
+                "const lists = [...document.querySelectorAll('.option-list')].filter("
+                "  l => l.getClientRects().length && !l.closest('.block').contains(e));"
+                "return [e.outerHTML, e.contains(top) || top?.contains(e), lists.length]"
+            )
+            assert on_top, reached
+            assert not lists, reached
+            if "denoise-start" in reached:
+                return
+        raise AssertionError(f"Start cannot be reached, only {reached}")
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_the_first_picture_is_painted_before_the_scripts_have_run(visitor):
     driver = visitor.driver
     note = (

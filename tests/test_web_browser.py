@@ -134,6 +134,7 @@ def test_inpaint_painted_pixels(visitor, downloads, tmp_path):
     visitor.tab("Inpaint")
     visitor.give("inpaint", crop(tmp_path / "torn.png", 128), "torn.png")
     assert visitor.chosen("#inpaint-mode") == "Restore my picture"
+    assert "Mark the missing pixels" in visitor.text("#inpaint-status")
     canvas = visitor.wait(lambda: visitor.find("#inpaint-editor canvas"), "the editor")
     visitor.wait(canvas.is_displayed, "the canvas")
     visitor.click("#inpaint-start")
@@ -359,7 +360,7 @@ def test_inpaint_with_a_mask_file(visitor, downloads, tmp_path):
     mask[..., 100:140, 100:180:2] = 0  # lines: holes take hundreds of iterations
     save_image(tmp_path / "mask.png", mask)
     visitor.upload("#inpaint-mask-file", tmp_path / "mask.png")
-    visitor.wait(lambda: "2% missing" in visitor.text("body"), "the mask")
+    visitor.wait(lambda: "2 % missing" in visitor.text("body"), "the mask")
     visitor.run("inpaint")
 
 

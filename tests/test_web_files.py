@@ -171,10 +171,10 @@ def test_an_upload_is_restored_as_it_is_unless_its_owner_says_that_it_is_clean(v
 def test_nothing_is_restored_before_an_upload(visitor):
     for name in ("denoise", "inpaint", "ct"):
         values = {f"{name}-mode": "own"}
-        assert "There is no picture of yours" in visitor.ask(f"{name}-start", "click", values)[1]
+        assert "You have not uploaded a picture" in visitor.ask(f"{name}-start", "click", values)[1]
         success, text = visitor.ask(f"{name}-mode", "input", values)
         assert success
-        assert "Drop your picture into the box" in text
+        assert "Drop your file into the box" in text
 
 
 def test_results_are_for_their_visitor_only(visitor, other, server):
@@ -198,7 +198,7 @@ def test_results_are_for_their_visitor_only(visitor, other, server):
     other.session = visitor.session
     values = {"denoise-mode": "own"}
     _, text_of_other = other.ask("denoise-start", "click", values)
-    assert "There is no picture of yours" in text_of_other
+    assert "You have not uploaded a picture" in text_of_other
     assert "mine.png" not in text_of_other
     assert visitor.file(result_path(text, "zip")).status_code == 200
 

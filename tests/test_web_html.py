@@ -61,8 +61,8 @@ def test_a_race_plot_has_a_logarithmic_axis():
     assert drawn.count("<span") == 2  # in the legend
     for level in ("1e-3", "1e-2", "1e-1", "1e0"):
         assert f">{level}<" in drawn
-    assert "no results yet" in html.race_plot(race_of(good, bound=-math.inf))
-    assert "no results yet" in html.race_plot(None)
+    assert "No results yet." in html.race_plot(race_of(good, bound=-math.inf))
+    assert "No results yet." in html.race_plot(None)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_run_of_one_sweep_has_no_curve_and_no_empty_frame():
         return Point(done, 1.0, objective, bound, 0.1, None, tiles=4)
 
     waiting = html.convergence_plot([sweep(1, math.inf, -math.inf)])
-    assert "the proof follows the last tile" in waiting
+    assert "The proof follows the last tile." in waiting
     assert html.convergence_plot([sweep(4, 2.0, 1.9)], ended=True) == ""
     two = html.convergence_plot([sweep(4, 2.0, 1.8), sweep(8, 2.0, 1.9)], ended=True)
     assert two.count("<polyline") == 2
@@ -104,6 +104,36 @@ def test_round_numbers_of_an_axis():
     drawn = html.convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, 5)])
     for label in ("30.00", "30.25", "30.50", "30.75", "31.00"):
         assert f">{label}<" in drawn
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 5, 12])
+def test_iterations_below_the_axis_are_whole_numbers(last):
+    drawn = html.convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in {0, last}])
+    below = re.findall(r'y="294" text-anchor="\w+">([^<]+)<', drawn)
+    assert below[0] == "0"
+    assert all(label.isdigit() for label in below)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(10.0, "30 s left"), (100.0, "5 min left")])
+def test_the_time_left_is_never_0_minutes(seconds, said):
+    point = Point(1, seconds, math.inf, -math.inf, math.inf, None, tiles=4)
+    assert said in html.progress([point], 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("bound", "gap", "said"), [(99.9536, 4.64e-4, "0.047 %"), (None, None, "unknown")]
+)
+def test_the_gap_in_the_numbers_is_the_one_in_the_verdict(bound, gap, said):
+    record = {
+        "meaning": "no image is better", "objective": 100.0, "lower_bound": bound, "gap": gap,
+        "settings": {"tolerance": 1e-3}, "iterations": 5, "seconds": 1.0, "weight": {"value": 1.0},
+        "noise": {"model": "salt-and-pepper", "level": 0.25},
+    }  # fmt: skip
+    result = SimpleNamespace(prepared=SimpleNamespace(notes=(), noise=None))
+    shown = " ".join(re.sub("<[^>]*>", " ", html.facts("denoise", result, record)).split())
+    assert f"Relative gap {said} target 0.1 %" in shown
+    assert ("Lower bound none" in shown) == (bound is None)
+    assert "25 % of pixels" in shown
 
 
 def test_numbers_at_the_axis_are_not_cut_off_on_a_phone():

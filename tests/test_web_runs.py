@@ -87,7 +87,7 @@ def test_the_noise_of_text_is_not_guessed(planes):
 def test_bad_masks_are_named():
     for mask, said in (
         (torch.ones(48, 48), "No pixel is missing"),
-        (torch.zeros(48, 48), "100%"),
+        (torch.zeros(48, 48), "100 %"),
         (torch.ones(10, 48), "10"),
     ):
         with pytest.raises(PageError, match=said):

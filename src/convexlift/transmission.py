@@ -92,7 +92,7 @@ def expected_intensity(integrals: Tensor, flat: Field, dark: Field = 0.0) -> Ten
         flat: readings without object, as in ``line_integrals``.
         dark: readings without beam.
     """
-    bright, black = _field("flat", flat, integrals), _field("dark", dark, integrals)
+    bright, black = fitted_field("flat", flat, integrals), fitted_field("dark", dark, integrals)
     return (black + (bright - black) * torch.exp(-integrals.double())).to(integrals)
 
 
@@ -148,10 +148,10 @@ def line_integrals(
             "the intensity must have the shape (angles, bins) or (batch, 1, angles, bins), "
             f"got {tuple(intensity.shape)}"
         )
-    bright, black = _field("flat", flat, reading), _field("dark", dark, reading)
+    bright, black = fitted_field("flat", flat, reading), fitted_field("dark", dark, reading)
     if dark_variance is None:
         spread = gain * black.clamp_min(0)
-    elif bool(((spread := _field("dark_variance", dark_variance, reading)) < 0).any()):
+    elif bool(((spread := fitted_field("dark_variance", dark_variance, reading)) < 0).any()):
         raise ValueError("line_integrals needs dark_variance >= 0")
 
     dead = (bright <= black).expand_as(reading)
@@ -177,7 +177,7 @@ def _as_float(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def _field(name: str, field: Field, readings: Tensor) -> Tensor:
+def fitted_field(name: str, field: Field, readings: Tensor) -> Tensor:
     """A flat or dark field in double precision, in a shape that fits the readings."""
     values = torch.as_tensor(field, dtype=torch.float64, device=readings.device)
     _require_finite(name, values)

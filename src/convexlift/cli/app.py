@@ -126,6 +126,15 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+def fraction(text: str) -> float:
+    """A number that may be written as a quotient, such as 25/255."""
+    above, slash, below = text.partition("/")
+    try:
+        return float(above) / (float(below) if slash else 1.0)
+    except (ValueError, ZeroDivisionError) as error:
+        raise typer.BadParameter(f"{text!r} is not a number; write 0.1 or 25/255") from error
+
+
 class CommandError(Exception):
     """The end of a command: one sentence, a hint, and an exit status."""
 

@@ -20,6 +20,7 @@ from convexlift.cli.app import (
     Debug,
     Device,
     computes,
+    fraction,
     group_of_commands,
     one_sentence_errors,
     with_options,
@@ -98,6 +99,7 @@ MORE: dict[str, dict[str, Any]] = {
     "regularizer": {"autocompletion": lambda: [*names(), "tv"]},
     "mask_colour": {"param_decls": ("--mask-colour", "--mask-color")},
     "colour_tolerance": {"param_decls": ("--colour-tolerance", "--color-tolerance")},
+    "sigma": {"parser": fraction, "metavar": "FLOAT"},
     "gap_map": {"help": "Also write NAME.gap.npy and .png: a map of the gap."},
     "weight_map": {
         "help": "Also write NAME.weights.npy and .png: how strongly a regularizer that reads the "

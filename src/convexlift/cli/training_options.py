@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from typer import Argument, Option
 
-from convexlift.cli.app import Debug, Device, JsonFile
+from convexlift.cli.app import Debug, Device, JsonFile, fraction
 
 # Recipes of `training.presets` and their purpose, repeated since importing them takes seconds.
 ADVERSARIAL = {
@@ -81,9 +81,11 @@ class TrainOptions:
     sigma: Annotated[
         float | None,
         Option(
-            help="Noise level of the training data, where white is 1 (25/255 is 0.098); for "
+            help="Noise level of the training data, where white is 1 (0.1, or 25/255); for "
             "salt-and-pepper, the fraction of pixels. By default 0.1 for denoise, 0.03 for "
-            "inpaint, 0.25 for salt-and-pepper."
+            "inpaint, 0.25 for salt-and-pepper.",
+            parser=fraction,
+            metavar="FLOAT",
         ),
     ] = None
     output: Annotated[

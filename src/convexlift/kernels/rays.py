@@ -26,6 +26,8 @@ SHIFT = tl.constexpr(1.5 * 2.0**20)
 SHIFT_BITS = tl.constexpr(0x41380000)
 """The upper 32 bits of SHIFT; their difference to those of a sum is the integer part."""
 UNIT = tl.constexpr(2.0**-32)
+USUAL = tl.constexpr(2)
+"""Rays of a run near a pixel, in most runs of a fan."""
 
 
 @triton.jit
@@ -138,7 +140,7 @@ def backproject_fans(
     run = 0
     while run < run_count:
         for _ in tl.static_range(UNROLL):
-            a, b = fan + run * 13, places + run * 3
+            a, b = fan + run * 13, places + run * 4
             minus = tl.load(a) * row + (tl.load(a + 1) * column + tl.load(a + 2))
             below = tl.load(a + 3) * row + (tl.load(a + 4) * column + tl.load(a + 5))
             step = tl.load(a + 6) * row + (tl.load(a + 7) * column + tl.load(a + 8))
@@ -147,19 +149,30 @@ def backproject_fans(
             minus -= way * tl.load(a + 9)
             below -= way * tl.load(a + 10)
             before, f = _split(_shifted(_quotient(minus, below, kind), kind), kind)
-            ray, first, count = tl.load(b), tl.load(b + 1), tl.load(b + 2)
+            ray, first, count, most = tl.load(b), tl.load(b + 1), tl.load(b + 2), tl.load(b + 3)
             begin = tl.maximum(before + 1, first)
             scale, bins = (way * below).to(kind), (begin - before).to(kind) - f
             u, v = tl.load(a + 11).to(kind), tl.load(a + 12).to(kind)
             divisor = u + v * begin.to(kind)
-            at = values + ((ray + begin) * GROUP)[:, None]
-            for k in tl.static_range(MOST):
-                weight = 1 - tl.abs(scale * (bins + k) / (divisor + k * v) - 1)
-                near = (weight > 0) & _within(begin + k - first, count)
-                y = tl.load(at + k * GROUP, mask=near[:, None], other=0.0)
-                total += tl.where(near, weight, 0.0)[:, None] * y
+            at, nth = values + ((ray + begin) * GROUP)[:, None], begin - first
+            for k in tl.static_range(USUAL):
+                total += _of_fan(at + k * GROUP, scale, bins + k, divisor + k * v, nth + k, count)
+            if most > USUAL:
+                for k in tl.static_range(USUAL, MOST):
+                    total += _of_fan(
+                        at + k * GROUP, scale, bins + k, divisor + k * v, nth + k, count
+                    )
             run += 1
     _store_tile(images, total, i, j, group * GROUP + image, height, width, batch)
+
+
+@triton.jit
+def _of_fan(at, scale, bins, divisor, nth, count):
+    """What a ray contributes to pixels: the nth of a run, so many bins away."""
+    weight = 1 - tl.abs(scale * bins / divisor - 1)
+    near = (weight > 0) & _within(nth, count)
+    y = tl.load(at, mask=near[:, None], other=0.0)
+    return tl.where(near, weight, 0.0)[:, None] * y
 
 
 @triton.jit

@@ -92,7 +92,7 @@ class DenoiseOptions(Options):
 
     Args:
         noise: model of the noise; by default chosen for each image.
-        sigma: noise level, relative to the distance from black to white (25/255 is 0.098), or the
+        sigma: noise level, relative to the distance from black to white (0.1, or 25/255), or the
             fraction of pixels that are salt and pepper; by default estimated for each image.
         range: numbers that mean black and white, LOW,HIGH (two numbers), or ``data``: smallest and
             largest. ``auto``: 0 and the largest of an integer type; for floats, the first of 0,1
@@ -161,8 +161,9 @@ class ScanOptions(Options):
         quantity: meaning of the numbers, in place of the one that the file states.
         geometry: rays of an array of projections (rows, angles, bins).
         beam: beam of evenly spaced views, the first at 0 degrees; replaces the geometry in files.
-        arc: degrees that evenly spaced views cover; negative if the object turns the other way. By
-            default 180, and 360 for a fan.
+        arc: degrees that evenly spaced views cover, by default 180, and 360 for a fan; negative if
+            the object turns the other way. If a slice comes out upside down, write --arc -180
+            (docs/files.md, "Orientation").
         bin_width: width of a detector bin in mm, with --beam; fans need it. Without it, results are
             per detector pixel, not in HU.
         source_distance: from the source to the centre of rotation in mm, with --beam fan.

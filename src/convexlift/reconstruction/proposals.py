@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from convexlift.files.formats import EXPORTS, reason_of
+from convexlift.files.tiff import Tiff
 from convexlift.reconstruction.contents import (
     DICOM,
     PICTURES,
@@ -21,18 +23,25 @@ from convexlift.reconstruction.contents import (
 )
 from convexlift.reconstruction.jpeg_noise import before_compression
 from convexlift.reconstruction.mri import MRIReconstructor
-from convexlift.reconstruction.noise import estimate_noise, is_line_art, photons_of, sampled
+from convexlift.reconstruction.noise import estimate_noise, is_line_art, sampled
 from convexlift.reconstruction.pictures import Denoiser
+from convexlift.reconstruction.readings import (
+    can_be,
+    estimated_photons,
+    integrals_of,
+    may_be_counts,
+)
 from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.scans import ScanReconstructor, integrals_of
+from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.slices import read_slices
 from convexlift.reconstruction.sources import SINOGRAMS, Source, glance, sides
 from convexlift.reconstruction.volumes import is_volume, require_planes
 from convexlift.scans.files import read_sinogram
 from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.kspace import KSpace, read_kspace
-from convexlift.scans.sinograms import Sinogram
+from convexlift.scans.sinograms import Sinogram, as_tensor
 from convexlift.scans.volume_sources import count_planes
+from convexlift.transmission import line_integrals
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that mark missing parts; photographs have hardly any pixel of them."""
@@ -91,17 +100,28 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (colour := painted(contents)) is not None:
         tolerance = ("--colour-tolerance", "20") if ending in (".jpg", ".jpeg") else ()
         return Proposal(path, about, "inpaint", ("--mask-colour", colour, *tolerance))
-    is_float = contents.picture.stored.dtype.kind == "f"
-    if ending == ".npy" or (ending in (".tif", ".tiff") and is_float):
-        numbers = ["line integrals"] if is_float else ["counts", "--flat", "FLAT.npy"]
-        target = str(path.with_name(f"{path.stem}-slice.tif"))
-        words = [str(path), "-o", target, "--beam", "parallel", "--quantity", *numbers]
-        otherwise = (
-            "If it is a sinogram with evenly spaced views (docs/files.md):\n"
-            f"  convexlift reconstruct ct {shlex.join(words)}"
-        )
-        return Proposal(path, about, "denoise", otherwise=otherwise)
-    return Proposal(path, about, "denoise")
+    return Proposal(path, about, "denoise", otherwise=_as_sinogram(path, contents))
+
+
+def _as_sinogram(path: Path, contents: Contents) -> str:
+    """The command for an array that may be a sinogram; nothing for pictures."""
+    stored, is_tiff = contents.picture.stored, path.suffix.lower() in Tiff.suffixes
+    if not (is_tiff or path.suffix.lower() == ".npy"):
+        return ""
+    is_float = stored.dtype.kind == "f"
+    if is_tiff and not is_float:  # most are pictures
+        deep = stored.dtype.itemsize > 1 and contents.picture.channels == 1
+        if not (deep and may_be_counts(stored[0])):
+            return ""
+    is_integral = is_float and can_be("line integrals", as_tensor(stored))
+    numbers = ["line integrals"] if is_integral else ["counts", "--flat", "FLAT.npy"]
+    target = str(path.with_name(f"{path.stem}-slice.tif"))
+    words = [str(path), "-o", target, "--beam", "parallel", "--quantity", *numbers]
+    fields = "" if is_integral else "\nFLAT.npy has the readings without object, one for each bin."
+    return (
+        "If it is a sinogram with evenly spaced views (docs/files.md):\n"
+        f"  convexlift reconstruct ct {shlex.join(words)}{fields}"
+    )
 
 
 def _scan(path: Path, max_megapixels: float | None) -> Proposal:
@@ -182,12 +202,15 @@ def about_slices(reconstructor: ScanReconstructor, scan: Sinogram) -> str:
     in_mm, rows = scan.geometry.unit == "mm", len(scan.projections)
     pixel = f"{extent / size:.3g} mm a pixel, in HU" if in_mm else "per detector pixel"
     found = f"{rows} slice{'s' * (rows > 1)} of {size} x {size}, {pixel}"
-    quantity, _, _ = reconstructor.checked(scan)
+    quantity, flat, dark = reconstructor.checked(scan)
+    if quantity == "counts" and flat is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            line_integrals(scan.data, flat, 0.0 if dark is None else dark)  # refuses dead detectors
     if quantity == "counts" or reconstructor.sigma or reconstructor.photons:
         return found
-    photons = photons_of(integrals_of(scan.data.float(), quantity))
-    noise = "noise unknown" if photons is None else f"{photons:.3g} photons in a free ray"
-    return f"{found}; {noise} (estimated)"
+    photons = estimated_photons(integrals_of(scan.data.float(), quantity))
+    return f"{found}; {photons:.3g} photons in a free ray (estimated)"
 
 
 def about_kspace(scan: KSpace) -> str:

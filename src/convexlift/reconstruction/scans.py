@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from convexlift import scans
-from convexlift.files.npy import read_npy
 from convexlift.functionals.data_terms import KullbackLeibler, WeightedL2
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.operators.linear import LinearOperator
@@ -23,14 +20,21 @@ from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanne
 from convexlift.operators.tomography.filtered_backprojection import fbp
 from convexlift.reconstruction.contents import (
     DICOM,
-    Array,
     ImageLike,
     InputError,
     is_path,
     squeezed,
 )
-from convexlift.reconstruction.noise import Noise, photons_of
+from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.options import ScanOptions
+from convexlift.reconstruction.readings import (
+    estimated_photons,
+    integrals_of,
+    read_field,
+    require_described,
+    require_fitting,
+    require_possible,
+)
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstructor
 from convexlift.reconstruction.slices import (
     read_slices,
@@ -42,7 +46,7 @@ from convexlift.reconstruction.slices import (
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.sources import SINOGRAMS, Source
 from convexlift.reconstruction.weight import Weight, WeightChoice
-from convexlift.scans.files import files_in, reading
+from convexlift.scans.files import files_in
 from convexlift.scans.sinogram_formats import DataExchange
 from convexlift.scans.sinograms import Quantity
 from convexlift.solvers.solution import StopWhen
@@ -57,7 +61,8 @@ EVEN = ("arc", "bin_width", "source_distance", "detector_distance")
 BRIGHT = 0.995
 """The quantile of the filtered back projection that becomes 1 if lengths are unknown."""
 
-FieldLike = float | str | os.PathLike[str] | Array
+Readings = tuple[Quantity, Tensor | None, Tensor | None]
+"""The meaning of the numbers, the flat and the dark field."""
 ScanLike = ImageLike | scans.Sinogram | scans.Volume
 
 
@@ -189,8 +194,9 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             )
         rows, angles, bins = scan.projections.shape
         size, extent = self.grid(scan)
+        taken = self.checked(scan)  # before the rays are computed, which takes long
         rays = scan.operator(size, extent)
-        data, unit, noise, photons = self._stated(scan, rays, in_mm)
+        data, unit, noise, photons = self._stated(scan, taken, rays, in_mm)
         weight = self.choose_weight(data, SparseViewCT.name, None, solver)
         pixel = extent / size
         truth = None if self.truth is None else self._truth(len(data), size, unit)
@@ -246,6 +252,13 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         if isinstance(image, scans.Sinogram):
             return "the scan", image
         if is_path(image):
+            level = self.background if self.flat is None else self.flat
+            require_described(
+                Path(image),
+                views=self._views(),
+                quantity=self.quantity,
+                has_level=level is not None,
+            )
             unit = self.angle_unit if Path(image).suffix.lower() in DataExchange.suffixes else None
             scan = scans.read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
@@ -260,7 +273,8 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         if geometry is None or self.quantity is None or array is None:
             raise InputError(
                 "an array of projections needs --geometry (cl.scans.ParallelGeometry or "
-                "FanGeometry) or --beam, and --quantity; or give a cl.scans.Sinogram"
+                "FanGeometry) or --beam, --quantity, and --flat for counts; or give a "
+                "cl.scans.Sinogram"
             )
         if array.ndim not in (2, 3):
             raise InputError(
@@ -308,10 +322,10 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return (scans.hounsfield_to_attenuation(hu, self.water) / unit).float()
 
     def _stated(
-        self, scan: scans.Sinogram, rays: LinearOperator, in_mm: bool
+        self, scan: scans.Sinogram, taken: Readings, rays: LinearOperator, in_mm: bool
     ) -> tuple[Measurement, float, Noise | None, float | None]:
         """The data, the attenuation of an image of 1, the noise, and photons in a free ray."""
-        quantity, flat, dark = self.checked(scan)
+        quantity, flat, dark = taken
         y = scan.data.float()
         unit, box = scans.unit_attenuation(self.water), self.box or (0.0, None)
         if quantity == "counts" and flat is None:
@@ -322,25 +336,21 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         noise, photons = None, None
         if quantity == "counts":
             assert flat is not None
-            taken = line_integrals(y, flat, 0.0 if dark is None else dark)
-            values, omega = taken.values, taken.weights
+            integrals = line_integrals(y, flat, 0.0 if dark is None else dark)
+            values, omega = integrals.values, integrals.weights
         else:
             values = integrals_of(y, quantity)
             if self.sigma is not None:
                 noise = Noise("gaussian", self.sigma, estimated=False)
                 omega = torch.full_like(values, self.sigma**-2)
             else:
-                photons = self.photons or photons_of(values)
-                if photons is None:
-                    raise InputError(
-                        "the noise of these data cannot be estimated; give --photons or --sigma"
-                    )
+                photons = self.photons or estimated_photons(values)
                 omega = photons * torch.exp(-values.clamp_min(0))  # photons that arrive
         unit = unit if in_mm else _scale(rays, values)
         fidelity = WeightedL2(values, omega)
         return Measurement(fidelity, unit * rays, box, fidelity.y), unit, noise, photons
 
-    def checked(self, scan: scans.Sinogram) -> tuple[Quantity, Tensor | None, Tensor | None]:
+    def checked(self, scan: scans.Sinogram) -> Readings:
         """The quantity of the numbers, flat and dark; raises for options that do not fit them."""
         quantity = self.quantity or scan.quantity
         flat, dark = (
@@ -364,32 +374,18 @@ class ScanReconstructor(ScanOptions, Reconstructor):
                 "counts need readings without object (--flat), or --background if they are "
                 "emission counts y ~ Poisson(A x + background)"
             )
+        for name, field in (("flat", flat), ("dark", dark)):
+            require_fitting(name, field, scan.data)
+        if self.sigma is None:  # else any numbers may be integrals, without a logarithm
+            require_possible(quantity, scan.data)
         return quantity, flat, dark
 
     def _field(self, name: str) -> Tensor | None:
-        given: FieldLike | None = getattr(self, name)
-        if given is None or isinstance(given, Tensor | np.ndarray):
-            return None if given is None else torch.as_tensor(given).float()
-        try:
-            return torch.tensor(float(given))  # type: ignore[arg-type]
-        except (ValueError, TypeError):
-            path = Path(str(given))
-        if not path.is_file():
-            raise InputError(f"--{name} is a number or an NPY file, and there is no file {path}")
-        with reading(path, "NPY"):
-            array = read_npy(path, self.max_megapixels)
-            if array.dtype.kind not in "biuf":
-                raise InputError(f"--{name} needs real numbers, and {path} holds {array.dtype}")
-            return torch.from_numpy(array.astype(np.float32))
+        return read_field(name, getattr(self, name), self.max_megapixels)
 
 
 _scanner = lru_cache(maxsize=2)(paper_scanner)
 """The last two scanners are cached, for they are slow to build."""
-
-
-def integrals_of(y: Tensor, quantity: Quantity) -> Tensor:
-    """Line integrals of transmissions; other data unchanged."""
-    return y if quantity == "line integrals" else -torch.log(y.clamp_min(1e-6))
 
 
 def _scale(rays: LinearOperator, values: Tensor) -> float:

@@ -150,14 +150,13 @@ class EvenViews:
             raise ValueError(f"beam must be one of {', '.join(_GEOMETRIES)}, got {self.beam!r}")
         if self.arc is not None and not 0 < abs(self.arc) <= 360:
             raise ValueError(f"arc is at most 360 degrees, and not 0, got {self.arc:g}")
-        missing = [name for name, value in self._distances.items() if value is None]
-        if self.beam == "fan" and missing:
-            raise ValueError(f"a fan needs {missing[0]}")
-        if self.beam == "fan" and self.bin_width is None:  # distances would be in detector pixels
-            raise ValueError("a fan needs bin_width, in mm as its distances")
-        if self.beam == "parallel" and len(missing) < 2:
-            given = next(name for name in self._distances if name not in missing)
-            raise ValueError(f"{given} is for fans")
+        given = [name for name, value in self._distances.items() if value is not None]
+        if self.beam == "fan":  # without bin_width, distances would be in detector pixels
+            lengths = {**self._distances, "bin_width": self.bin_width}
+            if missing := [name for name, value in lengths.items() if value is None]:
+                raise ValueError(f"a fan needs {', '.join(missing)}, in mm")
+        elif given:
+            raise ValueError(f"{given[0]} is for fans")
 
     @property
     def _distances(self) -> dict[str, float | None]:

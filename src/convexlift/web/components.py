@@ -198,7 +198,7 @@ class Controls:
         return (state for state in computation.states() if self.site.keeps_up(request))
 
 
-COMPARED = {"ct": "Filtered back projection, and after"}
+COMPARED = {"ct": "Filtered back projection and result"}
 """The labels of sliders in tabs where the first picture is not the data."""
 
 
@@ -251,12 +251,11 @@ class RunDisplay:
             self.downloads: gr.update(visible=False),
         }
 
-    def chosen(self, picture: InputPicture | None) -> Updates:
+    def chosen(self, picture: InputPicture | None, ready: str) -> Updates:
         """Updates that show another picture before its run; None if there is none yet."""
-        ready = html.READY if picture is not None else html.AWAITED
+        status = html.banner(ready if picture is not None else html.AWAITED)
         shown = "" if picture is None else html.chosen_picture(picture)
-        update = gr.update(value=shown, visible=True)
-        return {**self.cleared(html.banner(ready)), self.picture: update}
+        return {**self.cleared(status), self.picture: gr.update(value=shown, visible=True)}
 
     def stream(
         self, session: Session, job: PageJob, controls: Controls, request: gr.Request

@@ -45,7 +45,7 @@ ENDINGS = {
     Status.PRECISION_LIMIT: "Stopped at the limit of single precision",
     Status.NOT_FINITE: "Stopped: the iterates were not finite",
 }
-READY, AWAITED = "Press Start.", "Drop your picture into the box, or click it."
+READY, AWAITED = "Press Start.", "Drop your file into the box, or click the box."
 SMALL, LARGE = (480, 330), (800, 400)
 """Width and height of plots, in units of about a pixel."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 16, 56  # margins of plots; seven large digits fit
@@ -106,7 +106,7 @@ def stopping() -> str:
 def progress(points: Sequence[Point], tolerance: float) -> str:
     """The status line during a run."""
     if not points:
-        return banner("Running", "busy", "preparing the problem")
+        return banner("Running:", "busy", "preparing the problem")
     last = points[-1]
     solved = f"solved to within {percent(last.gap)}" if last.gap < 1 else "nothing proved"
     target = f"{solved} so far, target {percent(tolerance)}"
@@ -115,8 +115,9 @@ def progress(points: Sequence[Point], tolerance: float) -> str:
         left = last.seconds * (last.tiles - done - 1) / last.iteration
         again = f" of sweep {sweep + 1}" if sweep else ""
         part = f"tile {done + 1} of {last.tiles}{again}"
-        return banner("Running", "busy", f"{part}; {left / 60:.0f} min left; {target}")
-    return banner("Running", "busy", f"{target}; iteration {last.iteration}, {last.seconds:.1f} s")
+        time = f"{left:.0f} s" if left < 90 else f"{left / 60:.0f} min"
+        return banner("Running:", "busy", f"{part}; {time} left; {target}")
+    return banner("Running:", "busy", f"{target}; iteration {last.iteration}, {last.seconds:.1f} s")
 
 
 def verdict(result: RunResult) -> str:
@@ -155,7 +156,7 @@ def standings(race: Race) -> str:
             seconds, reached = distances[-1]
             cells = [f"{lap.iterations}", f"{seconds:.1f} s", f"{reached:.1e}"]
             cells += [_first_below(level, distances) for level in (1e-2, 1e-3)]
-        rows.append((lap.name, *cells, lap.note or lap.steps))
+        rows.append((lap.name, *cells, lap.note or lap.steps or "-"))
     head = ("Method", "Iterations", "Time", "Distance", "To 1e-2", "To 1e-3", "Step sizes")
     return fragment("standings", head, rows)
 
@@ -207,7 +208,7 @@ def convergence_plot(points: Sequence[Point], ended: bool = False) -> str:
     # The first values would flatten all others; they leave the plot when more have come.
     values = [y for line in lines.values() for _, y in line[len(line) // 3 :]]
     if not values:
-        title = "the proof follows the last tile" if tiled else "the proof appears here"
+        title = "The proof follows the last tile." if tiled else "The proof will appear here."
         return fragment("empty_plot", title, SMALL)
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) + 1e-6 * abs(high) + 1e-12
@@ -224,7 +225,7 @@ def race_plot(race: Race | None) -> str:
             lines[lap.name] = [(x, y) for x, y in _finite(race.distances(lap)) if y > 0]
     values = [y for line in lines.values() for _, y in line]
     if not values:
-        return fragment("empty_plot", "no results yet", LARGE)
+        return fragment("empty_plot", "No results yet.", LARGE)
     first = math.floor(math.log10(min(values)) - 0.05)
     last = math.ceil(math.log10(max(values)) + 0.05)
     levels = [(10.0**k, f"1e{k}") for k in range(first, last + 1, max(1, (last - first) // 6))]
@@ -263,7 +264,11 @@ def _plot(
     return fragment(
         "plot", title, size, (left, right, top, base), list(lines), curves, band,
         [(down_to(level), label) for level, label in levels],
-        [_tick(across_to(x), f"{x:g}", size[0]) for x in nice_steps(0, end, 6)],
+        [
+            _tick(across_to(x), f"{x:g}", size[0])
+            for x in nice_steps(0, end, 6)
+            if across == "seconds" or x == int(x)  # iterations and tiles are whole numbers
+        ],
         across,
     )  # fmt: skip
 
@@ -298,12 +303,14 @@ def _quality(record: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _numbers(record: dict[str, Any]) -> list[tuple[str, str, str]]:
     data = f"{record['views']} views" if "views" in record else ""
     if (noise := record["noise"]) is not None:
-        data = f"{'sigma' if noise['model'] == 'gaussian' else 'hit'} {noise['level']:.3g}"
-    bound, gap = (math.inf if record[k] is None else record[k] for k in ("lower_bound", "gap"))
+        gaussian, level = noise["model"] == "gaussian", noise["level"]
+        data = f"sigma {level:.3g}" if gaussian else f"{100 * level:.3g} % of pixels"
+    bound, gap = record["lower_bound"], record["gap"]
+    target = percent(record["settings"]["tolerance"])
     return [
         ("Objective", f"{record['objective']:.6g}", "of this picture"),
-        ("Lower bound", f"{bound:.6g}", "of all pictures"),
-        ("Relative gap", f"{gap:.1e}", f"target {record['settings']['tolerance']:g}"),
+        ("Lower bound", "none" if bound is None else f"{bound:.6g}", "of all pictures"),
+        ("Relative gap", "unknown" if gap is None else percent(gap), f"target {target}"),
         ("Iterations", f"{record['iterations']}", f"{record['seconds']:.1f} s"),
         ("Weight", f"{record['weight']['value']:.4g}", data),
     ]
@@ -347,7 +354,7 @@ def _maps(result: RunResult) -> list[Map]:
         maps.append((_false_colour_url(gap, high), "Gap", about, "none of it", bright, size))
     if found.weight_map is not None:
         url = _false_colour_url(weight_picture(found.weight_map)[0, 0], 1.0)
-        about = "How strongly the regularizer smooths, as its guide read it from these data."
+        about = "How strongly the regularizer smooths, chosen by its guide from these data."
         maps.append((url, "Weights", about, "detail kept", "smoothed strongly", size))
     return maps
 

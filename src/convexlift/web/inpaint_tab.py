@@ -32,10 +32,12 @@ class InpaintTab(Tab):
 
     drop = "Your damaged picture"
     plans = (
-        "Mark the pixels to fill in; the others lose their noise. There is nothing to compare the "
-        "result with.",
+        "Mark the pixels to fill in; noise is removed from the others. There is no clean version "
+        "to compare the result with.",
         "Pixels are removed and filled in again; the result is compared with the clean picture.",
     )
+
+    own_ready = "Mark the missing pixels, then press Start."
 
     def _damage(self) -> set[Any]:
         self.mask = gr.Radio(
@@ -152,4 +154,4 @@ def _mask_note(session: Session) -> str:
         return fragment("hint", "No mask yet.")
     missing = float((picture.values < 0.5).double().mean())
     height, width = picture.size
-    return fragment("hint", f"{picture.name}, {width} x {height}: {missing:.0%} missing")
+    return fragment("hint", f"{picture.name}, {width} x {height}: {100 * missing:.0f} % missing")

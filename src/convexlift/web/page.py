@@ -47,7 +47,7 @@ class RaceTab:
                 )  # fmt: skip
                 self.controls = Controls("race", site)
             with gr.Column(scale=5, min_width=320):
-                status = html.banner("Press Start.")
+                status = html.banner(html.READY)
                 self.status = gr.HTML(status, padding=False, elem_id="race-status")
                 self.plot = gr.HTML(html.race_plot(None), padding=False, elem_id="race-plot")
                 self.table = gr.HTML(padding=False, elem_id="race-table")
@@ -75,7 +75,7 @@ class RaceTab:
 
     def _shown(self, race: Race) -> Updates:
         return {
-            self.status: html.banner("Racing", "busy", race.state),
+            self.status: html.banner("Running:", "busy", race.state),
             self.plot: html.race_plot(race),
             self.table: html.standings(race),
         }
@@ -113,7 +113,7 @@ def build(
             with gr.Tab("About", id="about"):
                 about = TEMPLATES.get_template("about.md")
                 facts = {"limits": limits, "version": convexlift.__version__}
-                gr.Markdown(about.render(facts))
+                gr.Markdown(about.render(facts), elem_classes="about")
     # Gradio's own bound counts all events together, so that waiting runs would block uploads. The
     # request filter bounds each group of events instead (Queue.require_place).
     blocks.queue(max_size=None, default_concurrency_limit=4 * limits.runs, api_open=False)

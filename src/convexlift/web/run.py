@@ -204,7 +204,8 @@ def _check_mask(mask: Tensor | None, picture: InputPicture, simulated: bool) -> 
         raise PageError("No pixel is missing.", "Paint over the pixels to fill in.")
     if missing > MOST_MISSING:
         raise PageError(
-            f"{missing:.0%} of the pixels are missing.", f"At most {MOST_MISSING:.0%} may be."
+            f"{100 * missing:.0f} % of the pixels are missing.",
+            f"At most {100 * MOST_MISSING:.0f} % may be.",
         )
 
 

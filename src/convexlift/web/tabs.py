@@ -27,7 +27,7 @@ from convexlift.web.components import (
     tell,
     tells_errors,
 )
-from convexlift.web.html import fragment
+from convexlift.web.html import READY, fragment
 from convexlift.web.limits import MEGABYTE, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.run import STRENGTHS, TOLERANCES, TV, PageJob, fitting, shipped
@@ -56,8 +56,11 @@ class Tab(ABC):
     parts: tuple[tuple[str, str], ...] = (
         ("Whole, scaled down", WHOLE), ("Middle, full size", MIDDLE),
     )  # fmt: skip
+    parts_note = "Scaling down averages noise away; the middle keeps it."
     plans: tuple[str, str]
     """The treatment of the visitor's picture, and of a clean one."""
+    own_ready = READY
+    """What to do when the visitor's picture has come."""
     changing: list[Any]
     """Inputs that depend on the picture and the mode."""
 
@@ -118,9 +121,8 @@ class Tab(ABC):
         )  # fmt: skip
         self.plan = gr.HTML(self._plan(TRY), padding=False, elem_id=f"{self.name}-plan")
         self.part = gr.Radio(
-            list(self.parts), value=WHOLE, label="It is large: what to work on", visible=False,
-            elem_id=f"{self.name}-part",
-            info="Scaling averages noise away; the middle keeps it; all of it takes long.",
+            list(self.parts), value=WHOLE, label="It is large: which part to use", visible=False,
+            elem_id=f"{self.name}-part", info=self.parts_note,
         )  # fmt: skip
         examples = self._examples()
         self.choice = gr.Dropdown(
@@ -131,7 +133,7 @@ class Tab(ABC):
         choices = regularizer_choices(self.task, first.size)
         self.regularizer = gr.Dropdown(
             choices, value=choices[0][1], label="Regularizer", filterable=False,
-            info="Companies may use those marked any use.", elem_id=f"{self.name}-regularizer",
+            info='Companies may use those marked "any use".', elem_id=f"{self.name}-regularizer",
         )  # fmt: skip
         self.tolerance = gr.Radio(
             [(f"{100 * value:g} %", value) for value in TOLERANCES],
@@ -140,7 +142,7 @@ class Tab(ABC):
         with gr.Accordion("More", open=False):
             self.strength = gr.Slider(
                 *STRENGTHS, value=1.0, step=0.1, label="Strength",
-                info="1 suits the noise; above 1 smoother, below 1 sharper",
+                info="1 suits the noise; higher is smoother, lower is sharper",
             )  # fmt: skip
             self.seed = gr.Number(
                 value=0, precision=0, minimum=0, label="Seed of the simulated damage"
@@ -207,7 +209,7 @@ class Tab(ABC):
         picture = self._picture_if_any(session, values)
         upload = None if picture is None or picture.example else session.pictures[self.name]
         return {
-            **self.display.chosen(picture),
+            **self.display.chosen(picture, self.own_ready if mode == OWN else READY),
             self.plan: self._plan(mode),
             self.part: gr.update(visible=upload is not None and upload.middle is not None),
             self.choice: gr.update(visible=mode == TRY),
@@ -219,7 +221,7 @@ class Tab(ABC):
         if values[self.mode] != OWN and values[self.choice] != UPLOAD:
             return self._example(values)
         if self.name not in session.pictures:
-            raise PageError("There is no picture of yours here.", "Drop the file into the box.")
+            raise PageError("You have not uploaded a picture.", "Drop the file into the box.")
         picture = self._wanted_part(session.pictures[self.name], values)
         return replace(picture, clean=values[self.mode] != OWN)
 
@@ -260,8 +262,9 @@ class DenoiseTab(Tab):
     name, task = "denoise", GaussianDenoising.name
     drop = "Your noisy picture"
     parts = (*Tab.parts, ("Whole, full size, in tiles", ALL))
+    parts_note = "Scaling down averages noise away; full size keeps it. Tiles take longest."
     plans = (
-        "Your picture is restored as it is. There is nothing to compare it with.",
+        "Your picture is restored as it is. There is no clean version to compare it with.",
         "Noise is added and removed again; the result is compared with the clean picture.",
     )
 

@@ -31,7 +31,7 @@ class ParallelBeam(RayTransform, name="ParallelBeam"):
     """(A x)(t, s) = integral of x over the line {(p, q): p cos t + q sin t = s}.
 
     p points to the right and q up; the first row of an image is the upper one. At t = 0, rays run
-    along the columns.
+    along the columns, and the first bin is at the left; at t = pi/2, it is at the bottom.
 
     Args:
         image_size: N, or (height, width), in pixels.

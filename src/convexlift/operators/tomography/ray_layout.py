@@ -207,9 +207,9 @@ class FanRuns:
         fan: of each run, as affine functions of a pixel's row and column, -(d x u), d x v and a
             number with the sign of a bin's step across; then how the first two change by a step
             across, and the two numbers of the divisor; (runs, 13).
-        places: the first ray of the view, and the first bin and the number of bins of the run;
-            (runs, 3).
-        most: how many rays can be less than a pixel away from a pixel.
+        places: the first ray of the view, the first bin and the number of bins of the run, and how
+            many of its rays can be less than a pixel away from a pixel; (runs, 4).
+        most: the largest of these numbers.
     """
 
     fan: Floats
@@ -242,9 +242,8 @@ def fan_runs(lines: Lines, grid: Grid, runs: Integers) -> FanRuns | None:
     step = np.stack([across, along, -source[along, each]]) * (sign * _cross(u, v))
     changes = np.stack([minus[across, each], below[across, each]])
     fan = np.concatenate([minus, below, step, changes, divisor])
-    places = np.stack([view * bins, first, runs[:, 1]], axis=1).astype(np.int32)
-    most = int(runs[:, 3].max())
-    return FanRuns(np.ascontiguousarray(fan.T), places, most)
+    places = np.stack([view * bins, first, runs[:, 1], runs[:, 3]], axis=1).astype(np.int32)
+    return FanRuns(np.ascontiguousarray(fan.T), places, int(runs[:, 3].max()))
 
 
 def _seen_from_afar(source: Floats, u: Floats, v: Floats, grid: Grid) -> bool:
