@@ -148,7 +148,7 @@ def test_other_noise_levels_are_other_units(kind):
 # The optimum, the bound and the checker
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize("reads", READS, ids=str)
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("operator", SEEN)

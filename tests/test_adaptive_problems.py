@@ -125,7 +125,7 @@ def problem(
 # The optimum, the bound and the checker
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("kind", ["huber", "abs"])
 @pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize("operator", SEEN)

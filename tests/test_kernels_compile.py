@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import slow
 
 from convexlift.kernels import first_layer
 
@@ -95,7 +96,7 @@ def nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.mark.parametrize("tile", [first_layer.TILE, first_layer.LOW_TILE])
+@pytest.mark.parametrize("tile", [first_layer.TILE, slow(first_layer.LOW_TILE)])
 @pytest.mark.parametrize(
     ("side", "coarse", "biased"), [(5, 1, True), (5, 16, False), (7, 0, False)]
 )
@@ -114,7 +115,7 @@ def test_nvrtc_compiles_the_first_layer(side, coarse, biased, tile):
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("tile", [first_layer.TILE, first_layer.LOW_TILE])
+@pytest.mark.parametrize("tile", [first_layer.TILE, slow(first_layer.LOW_TILE)])
 @pytest.mark.parametrize(("channels", "side", "biased"), [(24, 5, True), (48, 7, False)])
 def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_path):
     filters = torch.Size([channels, 1, side, side])

@@ -79,7 +79,8 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
         weight=0.1,
         box=(0, None),
     )
-    known = proof_files.evidence(problem, 300)
+    # Not solved to the end, where v is 1 at counts of zero and has no room to move up.
+    known = proof_files.evidence(problem, 100)
     duals = dict(known.duals)
     backward = cl.problems.lifting.made_feasible(problem.network, 0.1, known.x, known.duals)
     v = problem.fidelity.clip_to_conjugate_domain(duals["v0"])

@@ -37,6 +37,7 @@ def broken(tmp_path_factory):
     return folder, json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["adversarial", "warm"])
 @pytest.mark.parametrize("way", ["killed", "stopped"])
 def test_a_broken_run_ends_bit_for_bit_like_a_whole_one(broken, kind, way):
