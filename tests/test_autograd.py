@@ -90,7 +90,7 @@ SMOOTH = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_with_smooth_networks(name):
     state, others = SMOOTH[name]

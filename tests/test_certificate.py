@@ -34,7 +34,7 @@ def competitors(problem: cl.VariationalProblem, x: torch.Tensor, radius: float) 
     return problem.bounds.project(images)
 
 
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(35)
 @pytest.mark.parametrize("architecture", [*zoo.ARCHITECTURES, "residual last"])
 @pytest.mark.parametrize("activation", ALL)
 def test_the_bound_holds_for_every_combination(architecture, activation, tmp_path):

@@ -75,6 +75,7 @@ def settled(folder):
     return count
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_no_byte(tmp_path, machines):
     count = 12
     folder = with_pictures(tmp_path, count, 48)

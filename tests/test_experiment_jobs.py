@@ -79,6 +79,7 @@ def load():
     }
 
 
+@pytest.mark.slow
 def test_processes_compute_what_one_would_and_measure_times_alone(tmp_path):
     folders = {name: tmp_path / name for name in ("first", "second")}
     seen = []

@@ -58,6 +58,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.sampled(3)
 def test_files_have_the_results_of_the_grey_file(kind):
     WRITERS[kind](noisy(), f"grey-{kind}")
     WRITERS[kind](rgb(noisy()), f"rgb-{kind}")

@@ -262,6 +262,7 @@ def test_isolated_readers_return_arrays_and_texts(isolated):
         ("crashing", "crashed"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_isolated_readers_are_stopped(isolated, function, message):
     with pytest.raises(IsolatedError, match=message):
         isolated(function, seconds=2.0 if "not read" in message else 30.0)

@@ -53,7 +53,7 @@ def test_the_default_damping_changes_little(name):
     assert ratio == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", KINKS)
 def test_implicit_differentiation_is_wrong_for_networks_with_kinks(name):
     """Almost everywhere such a network has no second derivative, and its kinks hold x."""

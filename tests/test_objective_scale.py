@@ -80,7 +80,7 @@ def curves(of: cl.VariationalProblem, w: float, iterations: int = 60) -> Tensor:
     return torch.stack([torch.stack([each.objective / w, each.gap]) for each in records])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("fidelity", ["weighted", "L1"])
 @pytest.mark.parametrize("case", CASES)
 def test_iterates_and_gaps_do_not_depend_on_the_scale_of_the_objective(case, fidelity):

@@ -170,6 +170,7 @@ def learner(smoothing: float = 0.05) -> cl.InputConvexNetwork:
     [(None, 0.05), (None, 0.0), (JacobianFree(), 0.05), (ValueFunction(1e-2), 0.0)],
     ids=["suitable, smooth", "suitable, kinks", "jacobian-free", "value function"],
 )
+@pytest.mark.sampled(3)
 def test_a_few_steps_lower_the_loss(hypergradient, smoothing):
     net, batch = learner(smoothing), batch_of(pictures(), fixed=True)
     objective = Bilevel(

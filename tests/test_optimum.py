@@ -47,7 +47,7 @@ def agree(problem: cl.VariationalProblem, **options) -> None:
     assert float(solution.objective) == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("case", CASES + FIRST_LAYER_CASES + RESIDUAL_LAST, ids=", ".join)
 def test_optimum(case):
     architecture, activation, fidelity, box = case

@@ -37,7 +37,7 @@ def assert_agreement(tmp_path, problem, known=None, rel=1e-9):
     return verdicts
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("activation", ALL)
 def test_it_confirms_every_kind_of_problem(tmp_path, architecture, activation):

@@ -21,6 +21,7 @@ from convexlift.reconstruction import contents
 pytestmark = pytest.mark.single_precision
 
 
+@pytest.mark.slow
 def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
     for i in range(3):
         save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=256, seed=i)))
@@ -157,7 +158,7 @@ def test_what_is_beside_a_result_is_named_if_the_disk_is_full(name, tmp_path, mo
     assert f"{which} cannot be written (No space left on device); make room" in result.output
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("json_file", [None, "-"])
 @pytest.mark.parametrize("reason", ["No space left on device", "Broken pipe"])
 def test_files_are_finished_when_stdout_is_closed(json_file, reason, tmp_path):

@@ -86,6 +86,7 @@ def test_brightness_is_free(name):
 
 
 @pytest.mark.parametrize("task", TASKS)
+@pytest.mark.sampled(3)
 def test_any_size_beats_total_variation_on_pictures_it_has_not_seen(task):
     """On the mean of three, against the best of three weights; not on every single one."""
     network = cl.load("photo-any-size")

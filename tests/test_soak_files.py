@@ -28,6 +28,7 @@ def soak(*arguments):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its limits of memory are those of Linux")
 @pytest.mark.parametrize("mutations", [1000, slow(4000)])
+@pytest.mark.slow
 def test_damaged_files_are_refused_by_name(mutations, tmp_path):
     ended = soak(
         "--mutations", mutations, "--seconds", 120, "--seed", 7, "--json", tmp_path / "a.json"

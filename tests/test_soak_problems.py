@@ -12,7 +12,7 @@ from soak.random_problems import random_case
 CASES, CHUNK = 360, 10
 
 
-@pytest.mark.sampled(35)
+@pytest.mark.sampled(71)
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))
 def test_no_claim_about_a_random_problem_is_false(first):
     torch.set_default_dtype(torch.float32)

@@ -211,6 +211,7 @@ def test_control_c_returns_the_best_iterate(method):
 
 
 @pytest.mark.parametrize("fidelity", ["L2", "KL"])
+@pytest.mark.sampled(3)
 def test_divergence_is_a_status_and_never_an_image_of_nan(fidelity):
     problem = zoo.problem("plain", cl.LeakyReLU(0.2), fidelity, batch=2)
     solution = cl.solve(

@@ -154,7 +154,7 @@ def test_the_default_takes_them():
     assert not isinstance(cl.PDHG().solver(blurred).coupling, FourierCoupling)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "box"),
     [("tv", (0.0, None)), ("ridge", (0.0, 0.5)), ("ridge", None), ("deep ridge", (0.0, None))],

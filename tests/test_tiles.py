@@ -186,6 +186,7 @@ def test_stored_slopes_are_exact_at_the_ends_of_their_interval(h, tmp_path):
     assert torch.allclose(read[ends], s[ends].double(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_given_up_changes_nothing_that_was_written():
     """All shares must be those of the same slopes: their sum would be no bound otherwise."""
     y = torch.zeros(1, 1, 32, 64)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pages
 import pytest
 import torch
+from marks import slow
 from pydicom.data import get_testdata_file
 from torch.nn.functional import avg_pool2d
 
@@ -22,6 +23,7 @@ from convexlift.images import psnr
 PAGES = pages.documentation()
 CT, FILES, OTHERS = "docs/ct.md", "docs/command-line.md", "docs/ecosystem.md"
 ELSEWHERE = (CT, FILES, OTHERS)
+LONG = "docs/recipes.md"
 WITH_CODE = [name for name, page in PAGES.items() if name not in ELSEWHERE and pages.blocks(page)]
 SMALLER = {
     "cl.scans.read_volume(path)": "an_eighth(cl.scans.read_volume(path))",
@@ -46,7 +48,7 @@ def run_and_compare(name: str) -> None:
             assert not pages.differences(block.shown, printed), f"{name}, line {block.line}"
 
 
-@pytest.mark.parametrize("name", WITH_CODE)
+@pytest.mark.parametrize("name", [slow(n) if n == LONG else n for n in WITH_CODE])
 def test_the_code_runs_and_prints_what_the_page_shows(name):
     run_and_compare(name)
 

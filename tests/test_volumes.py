@@ -321,6 +321,7 @@ def test_an_input_is_never_replaced(tmp_path, values, kind):
     )
 
 
+@pytest.mark.slow
 def test_a_volume_of_sinograms(tmp_path):
     angles = tuple(np.linspace(0, np.pi, 12, endpoint=False).tolist())
     geometry = cl.scans.ParallelGeometry(angles=angles, bin_width=2.0, unit="mm")

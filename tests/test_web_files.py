@@ -68,6 +68,7 @@ def listener():
 
 
 @pytest.mark.parametrize("event", UPLOADS)
+@pytest.mark.sampled(5)
 def test_events_open_own_uploads_only(event, visitor, other, folder, tmp_path, listener):
     element, kind = UPLOADS[event], "upload"
     strange = strange_files(tmp_path, folder, other, listener)

@@ -105,6 +105,7 @@ def test_an_error_says_that_noise_cannot_be_estimated():
 
 
 @pytest.mark.parametrize("name", ["gaussian", "random", "drawn", "phantom"])
+@pytest.mark.sampled(3)
 def test_the_script_repeats_the_run(name, tmp_path):
     repeat(jobs()[name], tmp_path)
 
