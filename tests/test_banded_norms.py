@@ -140,6 +140,7 @@ def test_an_objective_that_is_hardly_not_convex_gets_no_global_claim():
     assert solution.guarantee[0] is cl.Guarantee.CRITICAL
 
 
+@pytest.mark.slow
 def test_a_checker_with_larger_error_bounds_confirms_the_claim(tmp_path):
     # Rows of 270 unknowns, for which the checker's bounds on rounding are twice the solver's.
     torch.manual_seed(4)

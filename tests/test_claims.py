@@ -50,7 +50,7 @@ def test_a_scaled_identity_keeps_all_digits_of_its_factor():
     confirmed_below(problem, solution)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("offset", [6e4, 1e6, 1e8])
 @pytest.mark.parametrize("step", [0.004, 8.0])
 def test_data_with_an_offset_in_single_precision(offset, step):

@@ -331,6 +331,7 @@ def test_nothing_is_called_the_start_that_was_not_measured(here, tmp_path):
     assert "best (step 2)" in result.output
 
 
+@pytest.mark.slow
 def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):
     command = [
         *(sys.executable, "-m", "convexlift", "train", "adversarial", str(here / "pictures")),

@@ -165,6 +165,7 @@ def test_a_step_without_enough_memory_is_repeated_with_nothing_beside_it(tmp_pat
     assert beside["b"][1] == []
 
 
+@pytest.mark.slow
 def test_an_error_that_does_not_travel_between_processes_is_told(tmp_path):
     with pytest.raises(RuntimeError, match="Unusual: this and that"):
         compute_all(load, {"unusual": tmp_path}, Study(), 2)

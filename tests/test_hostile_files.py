@@ -270,6 +270,7 @@ def test_isolated_readers_are_stopped(isolated, function, message):
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the samples are not here")
 @pytest.mark.parametrize("name", ["endless.h5", "slow.h5"])
+@pytest.mark.slow
 def test_hdf5_files_that_never_end(name):
     with pytest.raises(cl.scans.ScanFileError, match=name):
         cl.scans.read_sinogram(CASES / name, read_seconds=3)

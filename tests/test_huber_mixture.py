@@ -298,6 +298,7 @@ def test_gradients_agree_with_finite_differences(strategy, levels, depth):
         assert found == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.03, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_keeps_shares():
     settings = NetworkSettings(
         "ridge", channels=6, kernel=3, padding="reflect", filters=1.0, smoothing=0.2, profiles=5,

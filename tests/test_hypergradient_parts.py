@@ -43,6 +43,7 @@ def test_where_no_data_are_seen_the_kink_of_the_data_term_holds_nothing():
 
 
 @pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.sampled(2)
 def test_the_lagrangian_of_a_smooth_network_is_its_energy(name):
     at = case(name)
     parameters = list(at.problem.regularizer.parameters())

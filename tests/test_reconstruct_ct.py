@@ -103,6 +103,7 @@ def test_each_quantity_gives_the_slice_in_hu(name, options, scans, tmp_path):
         assert "photons in a free ray (estimated)" in result.output
 
 
+@pytest.mark.slow
 def test_results_in_every_format(scans, tmp_path):
     folder, _ = scans
     common = ["--size", SIZE, "--extent", EXTENT, "--weight", 5]

@@ -363,6 +363,7 @@ def test_channels_are_divided_one_after_the_other():
     assert torch.equal(found.x[0], found.x[2])
 
 
+@pytest.mark.slow
 def test_large_images_are_sampled_by_crops(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     y = 0.5 + 0.05 * torch.randn((3, 1, 400, 600), generator=generator)

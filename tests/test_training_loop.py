@@ -53,6 +53,7 @@ def test_adversarial_training_helps():
 
 
 @pytest.mark.parametrize("filters", [None, 0.003])
+@pytest.mark.sampled(2)
 def test_bilevel_training_helps(filters):
     task = GaussianDenoising(0.1)
     torch.manual_seed(0)

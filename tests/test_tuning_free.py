@@ -48,7 +48,7 @@ def test_scale_does_not_matter(task, shift, factor):
     assert abs(counts[1] - counts[0]) <= max(2, 0.1 * counts[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("name", "task", "iterations"),
     [

@@ -161,6 +161,7 @@ def test_estimates_are_not_called_given(tmp_path, volume):
 
 
 @pytest.mark.parametrize("ending", [".h5", ".npy", ".zarr"])
+@pytest.mark.sampled(3)
 def test_volumes_of_booleans_are_resumed(tmp_path, ending):
     values = np.stack([noisy(size=SIDE, seed=k) > 0.5 for k in range(PLANES)])
     with h5py.File(tmp_path / "b.h5", "w") as file:

@@ -70,6 +70,7 @@ def test_every_format_gives_the_same_volume(tmp_path, values):
 
 
 @pytest.mark.parametrize("kind", ["h5", "tif", "npy"])
+@pytest.mark.sampled(3)
 def test_every_format_holds_the_same_volume(tmp_path, values, kind):
     place, out = written(tmp_path, "zarr", values), tmp_path / f"out.{kind}"
     solved(place, tmp_path / "zarr" / "out.zarr")

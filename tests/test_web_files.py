@@ -91,6 +91,7 @@ def test_events_open_own_uploads_only(event, visitor, other, folder, tmp_path, l
 
 
 @pytest.mark.parametrize("part", EDITOR)
+@pytest.mark.sampled(3)
 def test_the_brush_reads_own_drawings_only(part, visitor, other, folder, tmp_path, listener):
     strange = strange_files(tmp_path, folder, other, listener)
     strange["link"] = linked(visitor, tmp_path)

@@ -327,6 +327,7 @@ def test_a_race(regularizer, planes, executor):
         Race(job, (), 1.0, executor)
 
 
+@pytest.mark.slow
 def test_a_race_in_a_scanner(executor):
     race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 0.5, executor).start()
     race.result()
