@@ -27,16 +27,9 @@ class HostKernel:
     """What ``first_layer.compiled`` gives on a GPU, for tensors on the CPU."""
 
     def __init__(
-        self,
-        name: str,
-        device: torch.device,
-        filters: torch.Size,
-        *,
-        tile: tuple[int, int],
-        coarse: int,
-        biased: bool,
+        self, name: str, device: torch.device, filters: torch.Size, **options: Any
     ) -> None:
-        self._run = _built(name, filters, tile, coarse, biased)
+        self._run = _built(name, filters, **options)
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: list[Any]) -> None:
         """Launch, and wait."""
@@ -49,8 +42,8 @@ class HostKernel:
 
 
 @cache
-def _built(name: str, filters: torch.Size, tile: tuple[int, int], coarse: int, biased: bool) -> Any:
-    text = first_layer.source(filters, tile, coarse, biased)
+def _built(name: str, filters: torch.Size, **options: Any) -> Any:
+    text = first_layer.source(filters, **options)
     after = text[text.index(f" {name}(\n") + len(name) + 2 :]
     signature = after[: after.index(")\n{")]
     names = ", ".join(part.split()[-1] for part in signature.split(","))

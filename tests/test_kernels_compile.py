@@ -102,7 +102,9 @@ def nvrtc() -> ctypes.CDLL:
 )
 def test_nvrtc_compiles_the_first_layer(side, coarse, biased, tile):
     library, program = nvrtc(), ctypes.c_void_p()
-    text = first_layer.source(torch.Size([24, 1, side, side]), tile, coarse, biased)
+    text = first_layer.source(
+        torch.Size([24, 1, side, side]), tile=tile, coarse=coarse, biased=biased
+    )
     assert text.startswith('extern "C"')  # else torch 2.9 puts it before the first macro
     created = library.nvrtcCreateProgram(
         ctypes.byref(program), text.encode(), b"first_layer.cu", 0, None, None
@@ -119,7 +121,9 @@ def test_nvrtc_compiles_the_first_layer(side, coarse, biased, tile):
 @pytest.mark.parametrize(("channels", "side", "biased"), [(24, 5, True), (48, 7, False)])
 def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_path):
     filters = torch.Size([channels, 1, side, side])
-    (tmp_path / "first_layer.cu").write_text(first_layer.source(filters, tile, 1, biased))
+    (tmp_path / "first_layer.cu").write_text(
+        first_layer.source(filters, tile=tile, coarse=1, biased=biased)
+    )
     run = subprocess.run(
         ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "first_layer.cu"],
         cwd=tmp_path, capture_output=True, text=True,

@@ -62,7 +62,8 @@ def compiled(
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
     if device.type != "cuda" or torch.version.cuda is None or not known:
         return None
-    return _module(device, source(filters, tile, coarse, biased)).get(name)
+    text = source(filters, tile=tile, coarse=coarse, biased=biased)
+    return _module(device, text).get(name)
 
 
 @cache
@@ -88,7 +89,7 @@ def _module(device: torch.device, text: str) -> dict[str, Any]:
         return {}
 
 
-def source(filters: torch.Size, tile: tuple[int, int], coarse: int, biased: bool) -> str:
+def source(filters: torch.Size, *, tile: tuple[int, int], coarse: int, biased: bool) -> str:
     """The text to compile."""
     channels, _, rows, columns = filters
     macros = {
