@@ -15,9 +15,10 @@ import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
 from convexlift.kernels import first_layer
 from convexlift.problems.lifting import lift
-from convexlift.solvers import fused_iterations
+from convexlift.solvers import fused_iterations, restart_rules
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.fused_restarts import Groups
 from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.pdhg import RestartedPDHG
@@ -128,6 +129,41 @@ def compare(problem, blocks, double=None):
 )  # fmt: skip
 def test_one_layer(padding, smoothing, fidelity, kernel, size, dual_kernel):
     compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "fidelity", "blocks"),
+    [(0.01, "L2", [10, 5, 10]), (0.0, "L1", [10, 10]), slow(0.0, "L1", [5, 10, 3, 7, 10]),
+     slow(0.0, "L2", [10, 10, 10])],
+    ids=str,
+)  # fmt: skip
+def test_groups_of_iterations_restart_by_themselves(
+    smoothing, fidelity, blocks, dual_kernel, monkeypatch
+):
+    """Relaxed iterations, Halpern iterations, and the change from one to the other."""
+    monkeypatch.setattr(restart_rules, "RELAXED_AT_FIRST", 10)
+    groups = []
+    monkeypatch.setattr(
+        Groups, "run", lambda *given, run=Groups.run: groups.append(given[1]) or run(*given)
+    )
+    compare(one_layer("zero", smoothing, fidelity), blocks)
+    assert groups == [count for count in blocks if count % 5 == 0]
+
+
+@pytest.mark.parametrize("fidelity", ["L2", slow("L1")])
+def test_groups_of_some_images_are_those_of_all(fidelity, dual_kernel):
+    """Before and after an image ends, and from a state that is not the last one."""
+    problem, active = one_layer("zero", 0.01, fidelity), torch.tensor([False, True])
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        first = fast.advance(fast.start(problem.initial_image()), 5)
+        state = fast.advance(fast.advance(first, 5, active), 5, active)
+        expected = fast.advance(fast.advance(first, 5), 5)
+    for name in ("u", "v", "w_u", "w_v", "sigma", "tau", "anchor_v"):
+        for block, part in getattr(state, name).items():
+            assert torch.equal(part[0], getattr(first, name)[block][0])
+            assert torch.equal(part[1], getattr(expected, name)[block][1])
+    assert state.memory.total.tolist() == [5, 15]
 
 
 @pytest.mark.parametrize("blocks", [[2, 1], slow([4, 3])], ids=str)

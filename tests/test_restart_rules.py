@@ -18,6 +18,7 @@ from convexlift.solvers.restart_rules import (
     RestartMemory,
     RestartRules,
     lateness,
+    only_recent,
     rebalance,
     should_restart,
     time_to_rebalance,
@@ -131,6 +132,6 @@ def test_steps_change_by_a_limited_factor_and_not_at_all_if_nothing_moved():
 
 def test_the_whole_way_counts_at_first_and_the_recent_one_later():
     coupling, total = Coupling(lift(KINKS)), torch.tensor([1, 100, 200, 400, 10_000])
-    late = lateness(KINKS, coupling, total)
+    late = lateness(total, recent=only_recent(KINKS, coupling))
     assert late.tolist() == [0.0, 0.0, pytest.approx(0.5), 1.0, 1.0]
-    assert (lateness(MIXED, Coupling(lift(MIXED)), total) == 1).all()
+    assert (lateness(total, recent=only_recent(MIXED, Coupling(lift(MIXED)))) == 1).all()

@@ -11,135 +11,30 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from convexlift.functionals.terms import DualTerm, EpigraphTerm, LastLayerTerm
 from convexlift.kernels.availability import current, first_launch
-from convexlift.problems.lifting import BlockOperator, SaddlePointProblem
+from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
+from convexlift.solvers.fused_layers import RestOfProblem
+from convexlift.solvers.fused_restarts import Group, Groups
 from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.replays import captured
-from convexlift.solvers.restart_rules import Array
-from convexlift.tensors import Blocks, expand_per_image
+from convexlift.solvers.restart_rules import TEST_EVERY, Array, Restarts
+from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 GRAPHED = 5
 """Iterations captured in one graph."""
 KEPT = 2**29
 """Bytes of idle machines kept for later problems of the same kind."""
-A, B, E = 3, 4, 5
-"""Table columns of the mix (a, b, e), followed by the step sizes of ``RestOfProblem.steps``."""
-
-
-@dataclass(frozen=True, eq=False)
-class RestOfProblem:
-    """The problem without the image and the first layer's dual variable.
-
-    Attributes:
-        saddle: the whole problem.
-        K: the rows except the first layer's.
-        terms: their dual terms; the term of ``mean_name`` belongs to the first layer.
-        mean_name: the dual variable of the first layer's block means.
-        primal_names: all primal blocks except x.
-    """
-
-    saddle: SaddlePointProblem
-    K: BlockOperator
-    terms: tuple[tuple[tuple[str, ...], DualTerm], ...]
-    mean_name: str | None
-    primal_names: tuple[str, ...]
-
-    @staticmethod
-    def of(saddle: SaddlePointProblem, layer: str, mean_name: str | None) -> RestOfProblem | None:
-        """The rest of a problem, or None if the first layer is all there is."""
-        rows = {name: row for name, row in saddle.K.rows.items() if name != layer}
-        if not rows:
-            return None
-        used = {name for row in rows.values() for name in row}
-        shapes = {name: shape for name, shape in saddle.K.shapes.items() if name in used}
-        terms = tuple((names, term) for names, term in saddle.f if layer not in names)
-        others = tuple(name for name in saddle.K.shapes if name != "x")
-        return RestOfProblem(saddle, BlockOperator(rows, shapes), terms, mean_name, others)
-
-    @property
-    def stays_on_the_device(self) -> bool:
-        """Whether no step needs the host, as root finding by iteration would."""
-        return all(
-            isinstance(term, LastLayerTerm | EpigraphTerm)
-            and (ramp := term.activation.ramp) is not None
-            and (isinstance(term, LastLayerTerm) or ramp.width == 0)
-            for _, term in self.terms
-        )
-
-    def steps(self, tau: Blocks, sigma: Blocks) -> list[Tensor]:
-        """The step sizes in the table after the columns ``FIXED`` of the kernels."""
-        return [*(tau[name] for name in self.primal_names), *(sigma[name] for name in self.K.rows)]
-
-    def primal(self, buffers: Buffers, *, observed: bool) -> None:
-        """z <- prox(w_z - tau K* w_v), z_bar, and the contribution of these rows to grad_x."""
-        row = buffers.table.index_select(0, buffers.clock[:1])[0]
-        adjoint = self.K.adjoint(Blocks({name: buffers.w_v[name] for name in self.K.rows}))
-        if "x" in adjoint:
-            buffers.more.copy_(adjoint["x"])
-        for column, name in enumerate(self.primal_names, start=E + 1):
-            w = buffers.w_u[name]
-            tau = expand_per_image(row[:, column], w)
-            new = w - tau * adjoint[name]
-            if name in self.saddle.g:
-                new = self.saddle.g[name].prox(new, tau)
-            buffers.u_bar[name].copy_(2 * new - w)
-            _put(buffers, row, name, new, observed, primal=True)
-
-    def mean(self, buffers: Buffers) -> None:
-        """The bounds of the first layer's means: v_2/sigma after its step without prox."""
-        if self.mean_name is None:
-            return
-        row = buffers.table.index_select(0, buffers.clock[1:])[0]
-        (name,) = self.K.rows[self.mean_name]  # the identity
-        w = buffers.w_v[self.mean_name]
-        sigma = expand_per_image(row[:, self._column(self.mean_name)], w)
-        buffers.mean.copy_(w / sigma + buffers.u_bar[name])
-
-    def dual(self, buffers: Buffers, *, observed: bool) -> None:
-        """v <- prox_{sigma f*}(w_v + sigma K u_bar) in all rows except the first layer's."""
-        row = buffers.table.index_select(0, buffers.clock[1:])[0]
-        for names, term in self.terms:
-            parts, steps = [], []
-            for name in names:
-                w = buffers.w_v[name]
-                sigma = expand_per_image(row[:, self._column(name)], w)
-                product = sum(K(buffers.u_bar[u]) for u, K in self.K.rows[name].items())
-                parts.append(w + sigma * product)
-                steps.append(sigma)
-            for name, new in zip(
-                names, term.conjugate_prox(tuple(parts), tuple(steps)), strict=True
-            ):
-                _put(buffers, row, name, new, observed, primal=False)
-        if self.mean_name is not None:
-            _put(buffers, row, self.mean_name, -buffers.multipliers, observed, primal=False)
-
-    def _column(self, name: str) -> int:
-        return E + 1 + len(self.primal_names) + list(self.K.rows).index(name)
-
-
-def _put(
-    buffers: Buffers, row: Tensor, name: str, new: Tensor, observed: bool, *, primal: bool
-) -> None:
-    """w <- a new + b w + e anchor; if observed, also store new and its distance from w."""
-    if primal:
-        w, anchor, reached = buffers.w_u[name], buffers.anchor_u[name], buffers.u[name]
-    else:
-        w, anchor, reached = buffers.w_v[name], buffers.anchor_v[name], buffers.v[name]
-    if observed:
-        reached.copy_(new)
-        buffers.moved[name].copy_((new - w).square().flatten(1).sum(1, keepdim=True))
-    a, b, e = (expand_per_image(row[:, column], w) for column in (A, B, E))
-    w.copy_(a * new + b * w + e * anchor)
+LARGE = 2**28
+"""Bytes of w, or of an anchor, from which states have no copies of their own."""
 
 
 class Replayed:
@@ -174,6 +69,20 @@ class Machine:
         self.plain = Replayed(partial(_launch, *parts, 1, False))
         self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
         self.observed = Replayed(partial(_launch, *parts, 1, True))
+        self._groups: dict[object, Groups] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers together."""
+        return self.buffers.nbytes + sum(each.group.nbytes for each in self._groups.values())
+
+    def groups(self, restarts: Restarts, kind: object) -> Groups:
+        """Groups of iterations with restarts of this kind."""
+        if kind not in self._groups:
+            parts = self.buffers, self.layer, self.pixels, self.rest
+            group = Group(self.buffers, self.layer, partial(_launch_group, *parts), restarts)
+            self._groups[kind] = Groups(group, Replayed)
+        return self._groups[kind]
 
     def take(self, layer: FirstLayer, pixels: Pixels) -> None:
         """Copy in the data of another problem of the same kind."""
@@ -217,6 +126,19 @@ def _launch(
             rest.dual(buffers, observed=observed)
 
 
+def _launch_group(
+    buffers: Buffers,
+    layer: FirstLayer,
+    pixels: Pixels,
+    rest: RestOfProblem | None,
+    count: int,
+    observed: bool,
+) -> None:
+    """``count`` iterations, of which the last may be observed."""
+    _launch(buffers, layer, pixels, rest, count - 1, False)
+    _launch(buffers, layer, pixels, rest, 1, observed)
+
+
 class IdleMachines(dict[object, Machine]):
     """Machines to reuse, by kind: capturing a graph costs as much as a hundred iterations."""
 
@@ -224,7 +146,7 @@ class IdleMachines(dict[object, Machine]):
         """Keep a machine for later; the oldest ones are dropped beyond ``KEPT`` bytes."""
         self[kind] = machine
         # On a copy: finalizers put machines from other threads, at any time.
-        while sum(kept.buffers.nbytes for kept in list(self.values())) > KEPT:
+        while sum(kept.nbytes for kept in list(self.values())) > KEPT:
             self.pop(next(iter(self)), None)
 
 
@@ -259,11 +181,46 @@ class FusedIterations(Iterations):
         self.skips = rest is None  # whose tensor operations are for all images
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
-        self._steps = Blocks({}), Blocks({})  # of that state, on the host
+        self._steps: tuple[Blocks, Blocks] | None = None  # of that state, on the host
+        self._grouped: RestartState | None = None  # the state whose counters groups have
+        self._iterating = torch.empty(0)
+
+    def restarted(
+        self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
+    ) -> RestartState | None:
+        """In groups of iterations, if they fit (``fused_restarts``)."""
+        kind = restarts.kind_of
+        if self._rest is not None or kind is None or iterations % TEST_EVERY:
+            return None
+        self.load(state, active)
+        assert self._machine is not None
+        groups, known = self._machine.groups(restarts, kind), state is self._grouped
+        with current(self._device):
+            if not known:
+                groups.group.load(state, self.coupling)
+            if not known or not torch.equal(active, self._iterating):
+                if not groups.begin(state.memory, active):
+                    return None
+                self._iterating = active.clone()
+            memory = choose_images(active, groups.run(iterations, state.memory), state.memory)
+            b, tau, sigma = self._held, _clone(groups.group.tau), _clone(groups.group.sigma)
+            self._anchor_u, self._anchor_v = self._kept(b.anchor_u), self._kept(b.anchor_v)
+            self._steps = None
+            self._holds = self._grouped = replace(
+                state, u=_clone(b.u), v=_clone(b.v), w_u=self._kept(b.w_u), w_v=self._kept(b.w_v),
+                tau=tau, sigma=sigma, memory=memory,
+                anchor_u=self._anchor_u, anchor_v=self._anchor_v,
+            )  # fmt: skip
+        return self._holds
+
+    def _kept(self, parts: Blocks) -> Blocks:
+        """Copies for a state to which others may go back; not if they are large."""
+        large = sum(part.nbytes for part in parts.values()) > LARGE
+        return parts if large else _clone(parts)
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""
-        if state is self._holds:
+        if state is self._holds and self._steps is not None:
             return self._steps
         host = torch.device("cpu")
         return state.tau.to(host), state.sigma.to(host)

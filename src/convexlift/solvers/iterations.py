@@ -30,7 +30,7 @@ from convexlift.solvers.anderson import Past
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
-from convexlift.solvers.restart_rules import Array, RestartMemory
+from convexlift.solvers.restart_rules import Array, RestartMemory, Restarts
 from convexlift.tensors import Blocks, choose_images, expand_per_image, local
 
 STRIP = 2**19
@@ -97,6 +97,12 @@ class Iterations:
     def packed(self, v: Blocks) -> Blocks:
         """The dual variables of a start as states have them if ``packs``."""
         return v
+
+    def restarted(
+        self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
+    ) -> RestartState | None:
+        """The state after iterations with their restarts, or None if others must decide those."""
+        return None
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """Tau and sigma, on the device where ``iterate`` wants them."""

@@ -48,7 +48,9 @@ from convexlift.solvers.primal_dual import (
 from convexlift.solvers.restart_rules import (
     RestartMemory,
     RestartRules,
+    Restarts,
     lateness,
+    only_recent,
     rebalance,
 )
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
@@ -271,6 +273,9 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         itself; then steps and anchor change.
         """
         running, home = self.iterations, state.sigma.device
+        restarts = Restarts(self.rules, self.coupling, only_recent(self.problem, self.coupling))
+        if (after := running.restarted(state, iterations, active, restarts)) is not None:
+            return after
         memory = state.memory.following(active)
         tau, sigma = running.steps(state)
         running.load(state, active)
@@ -283,7 +288,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             memory = self.rules.counted(memory, r, count)
             if bool(restarted.any()):  # they moved to P(w), and get steps for the displacement
                 whole, recent = running.displacements(state)
-                late = lateness(self.problem, self.coupling, memory.total).to(sigma.device)
+                late = lateness(memory.total, recent=restarts.recent).to(sigma.device)
                 target = rebalance(self.coupling, sigma, whole, recent, late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)

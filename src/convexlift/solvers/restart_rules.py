@@ -72,6 +72,16 @@ class RestartMemory:
         infinite = torch.full((batch,), math.inf, dtype=torch.float64)
         return RestartMemory(count, count, count > 0, infinite, infinite)
 
+    @staticmethod
+    def unpacked(numbers: Tensor) -> RestartMemory:
+        """From one row for each field, as ``packed`` gives them."""
+        inner, total, restart, at_restart, at_test = numbers.double().unbind()
+        return RestartMemory(inner.long(), total.long(), restart > 0, at_restart, at_test)
+
+    def packed(self) -> Tensor:
+        """One row in double precision for each field, (5, B)."""
+        return torch.stack([each.double() for each in vars(self).values()])
+
     def following(self, active: Tensor) -> RestartMemory:
         """Images that are not active follow the first that is, and ask for no decisions."""
         first = active.to(torch.uint8).argmax()
@@ -81,7 +91,7 @@ class RestartMemory:
 
 
 class RestartRules:
-    """The rules for one problem, in NumPy, so that the host keeps up with a GPU.
+    """The rules for one problem: in NumPy on the host, and on tensors inside graphs of a GPU.
 
     reflected Halpern:  w <- (k+1)/(k+2) (2 P(w) - w) + 1/(k+2) anchor
     relaxation:         w <- w + 1.8 (P(w) - w)
@@ -118,26 +128,31 @@ class RestartRules:
 
         Columns after the first are for images whose first iteration is not a restart.
         """
-        ahead = np.arange(count)[:, None]
-        k = memory.inner.numpy() + ahead
-        keep, relaxed = (k + 1.0) / (k + 2.0), memory.total.numpy() + ahead < self.relaxed
-        mixed = np.stack(
-            [
-                np.where(relaxed, RELAXATION, 2 * keep),
-                np.where(relaxed, 1 - RELAXATION, -keep),
-                np.where(relaxed, 0.0, 1 - keep),
-            ]
-        )
+        mixed = np.stack(self.coefficients(memory.inner.numpy(), memory.total.numpy(), count))
         mixed[:, 0] = np.where(memory.restart_next.numpy(), [[1.0], [0.0], [0.0]], mixed[:, 0])
         return mixed
 
+    def coefficients(self, inner: Any, total: Any, count: int) -> tuple[Any, Any, Any]:
+        """(a, b, e) of iterations that are not restarts, (count, B) each: arrays or tensors."""
+        k, relaxed = _ahead(inner, 0, count), _ahead(total, 0, count) < self.relaxed
+        kept = (k + 1.0) / (k + 2.0)
+        choose = _library(k).where
+        return (
+            choose(relaxed, RELAXATION, 2 * kept),
+            choose(relaxed, 1 - RELAXATION, -kept),
+            choose(relaxed, 0.0, 1 - kept),
+        )
+
     def tested(self, memory: RestartMemory, count: int = 1) -> Array:
         """Whether a restart may be decided after each of the next iterations, (count, B)."""
-        ahead = np.arange(1, count + 1)[:, None]
-        inner, total = memory.inner.numpy() + ahead, memory.total.numpy() + ahead
-        halpern = (inner == 1) | (total % TEST_EVERY == 0)
-        tested: Array = np.where(total <= self.relaxed, self._relaxed_restart_due(total), halpern)
+        inner, total = (_ahead(n.numpy(), 1, count) for n in (memory.inner, memory.total))
+        tested: Array = self._tested(inner, total)
         return tested
+
+    def _tested(self, inner: Any, total: Any) -> Any:
+        halpern = (inner == 1) | (total % TEST_EVERY == 0)
+        due = self._relaxed_restart_due(total)
+        return _library(total).where(total <= self.relaxed, due, halpern)
 
     def measured(self, memory: RestartMemory, count: int = 1) -> bool:
         """Whether a decision after ``count`` iterations needs the residual of the last one.
@@ -159,28 +174,41 @@ class RestartRules:
 
         r is the residual of the last one, needed if it is ``measured``.
         """
-        restart, inner, total, at_restart, at_test = (
-            each.numpy()
-            for each in (
-                memory.restart_next, memory.inner, memory.total,
-                memory.residual_at_restart, memory.residual_at_test,
-            )
-        )  # fmt: skip
-        inner, total = np.where(restart, 0, inner + count), total + count
-        tested, relaxed = self.tested(memory, count)[-1], total <= self.relaxed
+        numbers = tuple(each.numpy() for each in vars(memory).values())
+        after = self._counted(numbers, None if r is None else r.numpy(), count)
+        return RestartMemory(*map(torch.from_numpy, after))
+
+    def counted_there(self, memory: RestartMemory, r: Tensor | None, count: int) -> RestartMemory:
+        """As ``counted``, for numbers on any device."""
+        return RestartMemory(*self._counted(tuple(vars(memory).values()), r, count))
+
+    def _counted(self, numbers: tuple[Any, ...], r: Any, count: int) -> tuple[Any, ...]:
+        inner, total, restart, at_restart, at_test = numbers
+        choose = _library(total).where
+        inner, total = choose(restart, 0, inner + count), total + count
+        tested, relaxed = self._tested(inner, total), total <= self.relaxed
         restart = tested & relaxed
         if r is not None:
-            now, first = r.numpy(), inner == 1
-            due = ~first & should_restart(now, at_test, at_restart, inner, total)
+            first = inner == 1
+            due = ~first & should_restart(r, at_test, at_restart, inner, total)
             restart = tested & (relaxed | due)
-            at_restart, at_test = np.where(first, now, at_restart), np.where(tested, now, at_test)
-        return RestartMemory(
-            *(torch.from_numpy(each) for each in (inner, total, restart, at_restart, at_test))
-        )
+            at_restart, at_test = choose(first, r, at_restart), choose(tested, r, at_test)
+        return inner, total, restart, at_restart, at_test
 
     def _relaxed_restart_due(self, total: Any) -> Any:
         """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
         return time_to_rebalance(total) | (total == self.relaxed)
+
+
+def _library(numbers: Any) -> Any:
+    """NumPy for arrays, on the host, and torch for tensors, on a GPU."""
+    return torch if isinstance(numbers, Tensor) else np
+
+
+def _ahead(numbers: Any, first: int, count: int) -> Any:
+    """Numbers (B,) of the iterations that follow: plus first, first + 1, ...; (count, B)."""
+    place = {"device": numbers.device} if isinstance(numbers, Tensor) else {}
+    return numbers + _library(numbers).arange(first, first + count, **place)[:, None]
 
 
 def should_restart(current: Any, previous: Any, at_restart: Any, inner: Any, total: Any) -> Any:
@@ -198,13 +226,41 @@ def time_to_rebalance(total: Any) -> Any:
     return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
 
 
-def lateness(problem: VariationalProblem, coupling: Coupling, total: Tensor) -> Tensor:
-    """Share of the recent displacement in the step sizes, (B,): ``late`` in ``rebalance``.
+@dataclass(frozen=True)
+class Restarts:
+    """What restarts of a problem depend on, besides tensors.
 
-    It is 1 where R has kinks and the fidelity is smooth (measured), and where the coupling asks
+    Attributes:
+        rules: when to restart, and how far to extrapolate.
+        coupling: how steps follow from displacements.
+        recent: whether only recent displacements count.
+    """
+
+    rules: RestartRules
+    coupling: Coupling
+    recent: bool
+
+    @property
+    def kind_of(self) -> tuple[Any, ...] | None:
+        """Everything a captured group depends on, or None if that cannot be compared."""
+        norms = tuple((v, *row.items()) for v, row in self.coupling.weights.items())
+        if any(isinstance(norm, Tensor) for _, *row in norms for _, norm in row):
+            return None
+        return self.rules.relaxed, self.recent, norms
+
+
+def only_recent(problem: VariationalProblem, coupling: Coupling) -> bool:
+    """Whether only recent displacements count in ``rebalance``.
+
+    So it is where R has kinks and the fidelity is smooth (measured), and where the coupling asks
     for it.
     """
-    if coupling.recent or (problem.fidelity.smooth and not problem.smooth):
+    return coupling.recent or (problem.fidelity.smooth and not problem.smooth)
+
+
+def lateness(total: Tensor, *, recent: bool) -> Tensor:
+    """Share of the recent displacement in the step sizes, (B,): ``late`` in ``rebalance``."""
+    if recent:
         return torch.ones_like(total, dtype=torch.float64)
     begin, end = WHOLE_WAY
     return (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)

@@ -1,0 +1,216 @@
+"""Restarts on a GPU: the rules of ``restart_rules`` inside the graphs of iterations.
+
+A test for a restart comes after every fifth iteration, and the restart itself is the iteration
+after it. So iterations come in groups of five,
+
+    w <- P(w), new steps and anchors        for images that restart; others iterate as usual
+    w <- a P(w) + b w + e anchor            four times; then the residual, and a decision
+
+and the graph of one group serves all of them. The host reads nothing but which images restart
+next, and not even that in relaxed iterations, which restart at fixed times. A restart reads all
+dual variables several times: groups without restarts have graphs of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convexlift.solvers.coupling import Coupling
+from convexlift.solvers.fused_kernels import Buffers, FirstLayer
+from convexlift.solvers.iterations import RestartState
+from convexlift.solvers.restart_rules import (
+    RELAXATION,
+    TEST_EVERY,
+    RestartMemory,
+    Restarts,
+    lateness,
+    rebalance,
+)
+from convexlift.tensors import Blocks, expand_per_image
+
+STEPS, MIX = slice(0, 3), slice(3, 6)
+"""Columns of the table: tau, sigma and the sigma of means; a, b and e."""
+RESTART, RELAXED = (1.0, 0.0, 0.0), (RELAXATION, 1 - RELAXATION, 0.0)
+"""(a, b, e) of an iteration."""
+Launch = Callable[[], None]
+
+
+class Groups:
+    """Graphs of groups of iterations, and the decisions of the host between them."""
+
+    def __init__(self, group: Group, replayed: Callable[[Launch], Launch]) -> None:
+        """``replayed`` captures a launch."""
+        self.group, self._replayed = group, replayed
+        self._graphs: dict[tuple[Any, ...], Launch] = {}
+
+    def begin(self, memory: RestartMemory, active: Tensor) -> bool:
+        """Take over counters, and which images iterate; False if groups do not fit these."""
+        total, due = memory.total[active], memory.restart_next[active]
+        alike = bool((total == total[0]).all()) and bool((due == due[0]).all())
+        relaxed = int(total[0]) < self.group.rules.relaxed
+        if bool((total % TEST_EVERY).any()) or (relaxed and not alike):
+            return False
+        self._images = active
+        self.group.begin(memory, active)
+        return True
+
+    def run(self, iterations: int, memory: RestartMemory) -> RestartMemory:
+        """Iterate; the counters after that."""
+        group, images = self.group, self._images
+        for left in range(iterations, 0, -TEST_EVERY):
+            total, due = memory.total[images], bool(memory.restart_next[images].any())
+            if bool((total < group.rules.relaxed).all()):
+                if due:
+                    group.total.copy_(memory.total + 1)
+                self._launch(Group.relaxed, due, left == TEST_EVERY)
+                # The same for all images, and known without their residuals.
+                memory = group.rules.counted(memory, None, 1) if due else memory
+                memory = group.rules.counted(memory, None, TEST_EVERY - due)
+            else:
+                if bool((total == group.rules.relaxed).any()):
+                    group.take(memory)
+                first = not due and bool((memory.inner[images] == 0).any())
+                self._launch(Group.halpern, due, first)
+                memory = RestartMemory.unpacked(group.numbers.cpu())
+        return memory
+
+    def _launch(self, function: Callable[..., None], *flags: bool) -> None:
+        key = function, *flags
+        if key not in self._graphs:
+            self._graphs[key] = self._replayed(partial(function, self.group, *flags))
+        self._graphs[key]()
+
+
+class Group:
+    """Five iterations on the buffers of a machine; all other numbers they need are here."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        layer: FirstLayer,
+        iterate: Callable[[int, bool], None],
+        restarts: Restarts,
+    ) -> None:
+        """``iterate(count, observed)`` launches iterations."""
+        x = buffers.u["x"]
+        batch = len(x)
+        self._buffers, self._layer, self._iterate = buffers, layer, iterate
+        self.rules, self._recent = restarts.rules, restarts.recent
+        self._coupling = copy.copy(restarts.coupling)
+        if isinstance(self._coupling.dual_weight, Tensor):
+            self._coupling.dual_weight = x.new_ones(batch)
+        self._origin_u, self._origin_v = (
+            Blocks({name: torch.empty_like(part) for name, part in parts.items()})
+            for parts in (buffers.u, buffers.v)
+        )
+        self.tau = Blocks({name: x.new_ones(batch) for name in buffers.u})
+        self.sigma = Blocks({name: x.new_ones(batch) for name in buffers.v})
+        self._active = torch.ones(batch, dtype=torch.bool, device=x.device)
+        self.numbers = RestartMemory.at_start(batch).packed().to(x.device)
+        self.total = self.numbers[1]
+        self._mixes = x.new_tensor([RESTART, RELAXED])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the large tensors."""
+        return sum(p.nbytes for parts in (self._origin_u, self._origin_v) for p in parts.values())
+
+    def load(self, state: RestartState, coupling: Coupling) -> None:
+        """Everything but w, anchors and counters."""
+        for held, given in (
+            (self._origin_u, state.origin_u), (self._origin_v, state.origin_v),
+            (self.tau, state.tau), (self.sigma, state.sigma),
+        ):  # fmt: skip
+            _copy(held, given)
+        if isinstance(self._coupling.dual_weight, Tensor):
+            self._coupling.dual_weight.copy_(torch.as_tensor(coupling.dual_weight))
+
+    def begin(self, memory: RestartMemory, active: Tensor) -> None:
+        """Take over counters, and which images iterate."""
+        self._active.copy_(active)
+        self.take(memory)
+        self._write_steps()
+        self._buffers.table[:TEST_EVERY, :, MIX] = self._mixes[1]
+
+    def take(self, memory: RestartMemory) -> None:
+        """Take over counters."""
+        self.numbers.copy_(memory.packed())
+
+    def relaxed(self, restart: bool, observed: bool) -> None:
+        """Five relaxed iterations; ``restart``: of all images, in the first one."""
+        self._buffers.clock.zero_()
+        if not restart:
+            self._iterate(TEST_EVERY, observed)
+            return
+        first = self._buffers.table[0, :, MIX]
+        first.copy_(self._mixes[0])
+        self._iterate(1, True)
+        self._restart(self._active)
+        first.copy_(self._mixes[1])
+        self._iterate(TEST_EVERY - 1, observed)
+
+    def halpern(self, restart: bool, first: bool) -> None:
+        """Five reflected Halpern iterations; ``restart``: of some images, in the first one.
+
+        The first iteration after a restart, and the ``first`` of all, are measured.
+        """
+        rules, table = self.rules, self._buffers.table
+        self._buffers.clock.zero_()
+        memory = RestartMemory.unpacked(self.numbers)
+        table[:TEST_EVERY, :, MIX] = self._mixed(memory, TEST_EVERY)
+        done = 0
+        if restart:
+            restarted = memory.restart_next & self._active
+            table[0, :, MIX] = torch.where(restarted[:, None], self._mixes[0], table[0, :, MIX])
+            self._iterate(1, True)
+            memory = rules.counted_there(memory, None, 1)
+            self._restart(restarted, memory.total)
+            table[1:TEST_EVERY, :, MIX] = self._mixed(memory, TEST_EVERY - 1)
+            done = 1
+        if restart or first:
+            self._iterate(1, True)
+            memory, done = rules.counted_there(memory, self._residual(), 1), done + 1
+        self._iterate(TEST_EVERY - done, True)
+        memory = rules.counted_there(memory, self._residual(), TEST_EVERY - done)
+        self.take(memory)
+
+    def _mixed(self, memory: RestartMemory, count: int) -> Tensor:
+        mixed = self.rules.coefficients(memory.inner, memory.total, count)
+        return torch.stack(mixed, dim=-1).to(self._mixes)
+
+    def _residual(self) -> Tensor:
+        """||P(w) - w|| of the last iteration in the metric of the steps, (B,)."""
+        moved = self._buffers.moved
+        sums = Blocks({name: part.sum(1, dtype=torch.float64) for name, part in moved.items()})
+        return (sums / Blocks({**self.tau, **self.sigma})).total().sqrt()
+
+    def _restart(self, images: Tensor, total: Tensor | None = None) -> None:
+        """New steps and anchors after the iteration that moved these images to P(w)."""
+        b, coupling = self._buffers, self._coupling
+        whole = coupling.way(b.u, self._origin_u), b.v.distances(self._origin_v)
+        recent = coupling.way(b.u, b.anchor_u), b.v.distances(b.anchor_v)
+        late = lateness(self.total if total is None else total, recent=self._recent)
+        target = rebalance(coupling, self.sigma, whole, recent, late)
+        _copy(self.sigma, target.where(images, self.sigma))
+        _copy(self.tau, coupling.tau(self.sigma))
+        self._write_steps()
+        for anchor, new in ((b.anchor_u, b.u), (b.anchor_v, b.v)):
+            for name, part in anchor.items():
+                part.copy_(torch.where(expand_per_image(images, part), new[name], part))
+
+    def _write_steps(self) -> None:
+        """Zero for images that have ended: the kernels skip them."""
+        layer, table = self._layer, self._buffers.table
+        steps = self.tau["x"], self.sigma[layer.name], self.sigma[layer.mean_name or layer.name]
+        table[:TEST_EVERY, :, STEPS] = torch.stack(steps, dim=-1) * self._active[:, None]
+
+
+def _copy(held: Blocks, given: Blocks) -> None:
+    for name, part in held.items():
+        part.copy_(given[name])
