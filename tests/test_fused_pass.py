@@ -60,6 +60,19 @@ def several_levels() -> cl.InputConvexNetwork:
     return net
 
 
+def pooled(smoothing: float) -> cl.InputConvexNetwork:
+    """A convolution, means over blocks of 4 x 4, and a dense layer, some of whose units are on."""
+    net = cl.networks.baseline(
+        image_size=(24, 40), channels=3, kernel=5, pool=4, hidden=6, smoothing=smoothing
+    )
+    for parameter in net.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    net.output.data *= 1e3
+    net.project_()
+    return net
+
+
 NETWORKS = {
     **{name: (lambda name=name: ridge(name, "reflect")) for name in RAMPS},
     **{p: (lambda p=p: ridge("huber", p)) for p in ("zero", "circular", "replicate")},
@@ -67,15 +80,20 @@ NETWORKS = {
     "biases of pixels": lambda: adaptive(("output", "biases")),
     "weights of images": several_levels,
 }
+POOLED = {
+    "pooled, smooth": lambda: pooled(0.02),
+    "pooled, kinks": lambda: pooled(0.0),
+}
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *POOLED])
 def test_as_the_plain_computation(name):
     """In double precision, up to the rounding of single precision."""
     torch.manual_seed(1)
-    y = torch.rand(2, 1, 19, 37) * torch.tensor([0.3, 3.0])[:, None, None, None]
-    network = NETWORKS[name]()
+    size = (24, 40) if name in POOLED else (19, 37)
+    y = torch.rand(2, 1, *size) * torch.tensor([0.3, 3.0])[:, None, None, None]
+    network = (NETWORKS | POOLED)[name]()
     noise = torch.tensor([0.05, 0.2]) if name == "weights of images" else 0.1
     exact = cl.VariationalProblem(
         fidelity=cl.SquaredL2(y), regularizer=network, weight=0.4, box=(0.0, 4.0),
@@ -86,10 +104,11 @@ def test_as_the_plain_computation(name):
         x = stated.initial_image()
         _, v = lifted_start(stated, lift(stated, pooled=False), x)
         duals = Blocks({n: p + 0.5 * p.abs().mean() * torch.randn_like(p) for n, p in v.items()})
-        (v1,) = duals.values()
-        assert FusedPass.of(stated.network, x, v1) is not None
+        v1, pool = next(iter(duals.values())), 4 * (name in POOLED)
+        t = v1.new_ones((2, 3, *(n // pool for n in v1.shape[2:]))) if pool else v1
+        assert FusedPass.of(stated.network, x, v1, t, pool) is not None
         found, bounds = judge(stated, x, duals)
-        assert FusedPass.of(exact.network, x.double(), v1.double()) is None
+        assert FusedPass.of(exact.network, x.double(), v1.double(), t.double(), pool) is None
         doubled = Blocks({name: part.double() for name, part in duals.items()})
         expected, exact_bounds = judge(exact, x.double(), doubled)
     near = {"rtol": 3e-5, "atol": 0.0}
@@ -105,7 +124,9 @@ def test_what_it_does_not_take():
     """Packed dual variables, and activations whose slope is no ramp."""
     net, x = ridge("huber", "zero").float(), torch.rand(1, 1, 8, 8, dtype=torch.float32)
     network, v = net.bind((1, 8, 8)), torch.zeros(1, 3, 8, 8, dtype=torch.float32)
-    assert FusedPass.of(network, x.to(DEVICE), v.to(DEVICE)) is not None
-    assert FusedPass.of(network, x, v.to(torch.int16)) is None
+    t = network.output
+    assert FusedPass.of(network.to(device=DEVICE), x.to(DEVICE), v.to(DEVICE), t.to(DEVICE))
+    assert FusedPass.of(network, x, v.to(torch.int16), t) is None
+    assert FusedPass.of(network, x, v, t, pool=3) is None
     curved = ridge("softplus", "zero").float().bind((1, 8, 8))
-    assert FusedPass.of(curved, x, v) is None
+    assert FusedPass.of(curved, x, v, curved.output) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Self, TypeVar
 
 import torch
@@ -172,6 +172,7 @@ class TensorRecord:
         return other
 
     @classmethod
+    @cache
     def _cached_names(cls) -> frozenset[str]:
         return frozenset(
             name

@@ -142,6 +142,23 @@ __device__ __forceinline__ double sum_of_threads(double number, const Place& her
     return total;
 }
 
+// The sum over POOL neighbouring threads of a warp, known to the first of them.
+__device__ __forceinline__ float sum_of_neighbours(float number)
+{
+    __shared__ float numbers[WARPS][32 + POOL];
+    numbers[threadIdx.y][threadIdx.x] = number;
+    __syncwarp();
+#pragma unroll
+    for (int half = POOL / 2; half > 0; half /= 2) {
+        const float other = numbers[threadIdx.y][threadIdx.x + half];
+        __syncwarp();
+        number += other;
+        numbers[threadIdx.y][threadIdx.x] = number;
+        __syncwarp();
+    }
+    return number;
+}
+
 // Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels; those
 // of the next image are `apart`.
 __device__ __forceinline__ float multiplier(const float* multipliers, int apart, int channel, int p,
@@ -153,7 +170,7 @@ __device__ __forceinline__ float multiplier(const float* multipliers, int apart,
     const int down = (here.height + COARSE - 1) / max(COARSE, 1);
     const int across = (here.width + COARSE - 1) / max(COARSE, 1);
     const int row = (here.top + p) / max(COARSE, 1), column = here.column / max(COARSE, 1);
-    return multipliers[(channel * down + row) * across + column];
+    return multipliers[(long long)here.image * apart + (channel * down + row) * across + column];
 }
 
 __device__ __forceinline__ float bias_of(const float* bias, int apart, int channel, int p,
@@ -264,8 +281,9 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) dual_step(
 
 // Sums of W h(a) and of t (h(a) + h*(s) - s a), for a = V x + bias, t = weight W and s t = p, the
 // nearest to v that is feasible; spill = V* p. Both sums of a tile are one after the other.
+// With POOL, `pooled` gets sums of h(a) instead, over PIXELS x POOL pixels, and the first sum is 0.
 __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
-    const float* x_padded, const float* v, float* spill, double* totals,
+    const float* x_padded, const float* v, float* spill, double* totals, float* pooled,
     const float* filters, const float* bias, const float* outputs, const float* weights,
     double low_, double high_, double left_, double ramp_width_, double offset_,
     int apart, int bias_apart, int height, int width)
@@ -302,9 +320,19 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
             losses += t * rise_by * (0.5f * per_width * off * off + fabsf(beyond) * against);
             // h is the integral of its slope
             const float bent = 0.5f * per_width * inside * inside + fmaxf(beyond, 0.0f);
-            values += output[p] * (low * a[p] + rise_by * bent + offset);
+            const float z = low * a[p] + rise_by * bent + offset;
+            values += POOL ? (here.holds(p) ? z : 0.0f) : output[p] * z;
         }
-        value += values;
+        if (POOL) {
+            const float sum = sum_of_neighbours(values);
+            const int across = width / max(POOL, 1), down = height / PIXELS;
+            const int block = here.column / max(POOL, 1), group = here.top / PIXELS;
+            if (here.inside > 0 && here.column % max(POOL, 1) == 0)
+                pooled[(((long long)here.image * down + group) * CHANNELS + channel) * across + block]
+                    = sum;
+        } else {
+            value += values;
+        }
         slack += losses;
         add_back(sums, made, f);
     }

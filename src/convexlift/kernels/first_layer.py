@@ -47,6 +47,7 @@ def compiled(
     tile: tuple[int, int],
     coarse: int,
     biased: bool,
+    pool: int = 0,
 ) -> Any:
     """A kernel on a device, or None where there is none.
 
@@ -57,12 +58,13 @@ def compiled(
         tile: rows and columns of a program (``tile_for``).
         coarse: side of the blocks of pixels that share their multipliers; 0 if all pixels do.
         biased: whether every pixel has its own bias.
+        pool: side of the blocks of pixels whose sums ``one_pass`` gives, a power of 2; or 0.
     """
     _, channels, *sides = filters
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
     if device.type != "cuda" or torch.version.cuda is None or not known:
         return None
-    text = source(filters, tile=tile, coarse=coarse, biased=biased)
+    text = source(filters, tile=tile, coarse=coarse, biased=biased, pool=pool)
     return _module(device, text).get(name)
 
 
@@ -89,13 +91,20 @@ def _module(device: torch.device, text: str) -> dict[str, Any]:
         return {}
 
 
-def source(filters: torch.Size, *, tile: tuple[int, int], coarse: int, biased: bool) -> str:
+def source(
+    filters: torch.Size, *, tile: tuple[int, int], coarse: int, biased: bool, pool: int = 0
+) -> str:
     """The text to compile."""
     channels, _, rows, columns = filters
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
-        "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased),
+        "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
     }  # fmt: skip
-    text = resources.files(__package__).joinpath("first_layer.cu").read_text(encoding="utf-8")
+    text = _text()
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     return f'extern "C" {{\n{defined}{text}}}\n'  # some versions of torch put it before a text
+
+
+@cache
+def _text() -> str:
+    return resources.files(__package__).joinpath("first_layer.cu").read_text(encoding="utf-8")

@@ -187,10 +187,12 @@ class OnePass:
         if self.pooling is not None:
             above = _Head(self.network, weight, others)
         padded = self.operator.padding(x)
-        fused = FusedPass.of(self.network, x, v) if count == 1 else None
+        fused = FusedPass.of(self.network, x, v, above.numbers, above.pool)
         if fused is not None:
-            total, slack, c = fused(weight, padded, v)
-            return total, Minorant(self.operator.padding.adjoint(c), used, (), slack), None
+            above.received, slack, c = fused(above.weight, above.numbers, padded, v)
+            regularizer, rest, last = above.finish()
+            c = self.operator.padding.adjoint(c)
+            return regularizer, Minorant(c, used, (), slack + rest), last
         c = torch.zeros_like(padded)
         slack = x.new_zeros(x.shape[0], dtype=torch.float64)
         h = self.layer.activation
@@ -257,32 +259,39 @@ Place = tuple[slice, slice, slice]
 
 
 class _Above:
-    """The layers above the first: none here, so that t = weight W_L and R = <W_L, z>."""
+    """The layers above the first: none here, so that t = weight W_L and R = <W_L, z>.
+
+    Attributes:
+        numbers: t / ``weight``: for each channel, for each pixel, or for each pooling block.
+        pool: the side of these blocks, or 0.
+        received: what is needed of z: here R.
+    """
+
+    pool = 0
 
     def __init__(self, network: BoundNetwork, weight: Scalar, x: Tensor) -> None:
-        self.w = network.output
-        self.t = weight * self.w
-        self.total = x.new_zeros(x.shape[0], dtype=torch.float64)
+        self.numbers, self.weight = network.output, weight
+        self.received = x.new_zeros(x.shape[0], dtype=torch.float64)
 
     def multipliers(self, place: Place) -> Tensor:
         """t at this place, or numbers that broadcast to it."""
-        return local(self.t, *place)
+        return self.weight * local(self.numbers, *place)
 
     def take(self, place: Place, z: Tensor) -> None:
         """Receive z at this place."""
-        self.total[place[0]] += sum_per_image(local(self.w, *place) * z)
+        self.received[place[0]] += sum_per_image(local(self.numbers, *place) * z)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """R(x), the slack of the layers above, and the preactivations of the last layer."""
-        return self.total, torch.zeros_like(self.total), None
+        return self.received, torch.zeros_like(self.received), None
 
 
 class _Head(_Above):
-    """The layers above a pooling, as a network of the block means."""
+    """The layers above a pooling, as a network of the block means, which are ``received``."""
 
     def __init__(self, network: BoundNetwork, weight: Scalar, duals: list[Tensor]) -> None:
         pooled = pooled_layers(network)[1]
-        self.pooling = pooled.pooling
+        self.pooling, self.pool = pooled.pooling, pooled.pooling.pool_size
         layers = [
             replace(layer, operators={j - 1: pooled.rest if j == 1 else operator
                                       for j, operator in layer.operators.items()})
@@ -290,29 +299,29 @@ class _Head(_Above):
         ]  # fmt: skip
         self.network = BoundNetwork(tuple(layers), network.output)
         shape = self.pooling.output_shape(network.layers[0].shape)
-        self.means = duals[0].new_empty((duals[0].shape[0], *shape))
+        self.received = duals[0].new_empty((duals[0].shape[0], *shape))
 
         def clip(i: int, t: Tensor) -> Tensor:
             return layers[i - 1].activation.clip_to_slopes(duals[i - 1], t)
 
-        self.backward = self.network.backward(weight, self.means, clip)
+        self.backward = self.network.backward(weight, self.received, clip)
+        self.numbers, self.weight = self.backward.c / self.pool**2, 1.0
 
     def multipliers(self, place: Place) -> Tensor:
         return self.pooling.adjoint(self.backward.c[self._blocks(place)])
 
     def take(self, place: Place, z: Tensor) -> None:
-        size = self.pooling.pool_size
+        size = self.pool
         *others, height, width = z.shape
         blocks = z.reshape(*others, height // size, size, width // size, size)
         # Rows first: several times faster than avg_pool2d on a CPU.
-        self.means[self._blocks(place)] = blocks.sum(-3).sum(-1) / size**2
+        self.received[self._blocks(place)] = blocks.sum(-3).sum(-1) / size**2
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        layers = self.network.forward(self.means)
+        layers = self.network.forward(self.received)
         _, slack = layer_losses(self.network, layers, self.backward)
         return self.network.value(layers.z[-1]), slack, layers.a[-1]
 
     def _blocks(self, place: Place) -> Place:
         image, channels, rows = place
-        size = self.pooling.pool_size
-        return image, channels, slice(rows.start // size, rows.stop // size)
+        return image, channels, slice(rows.start // self.pool, rows.stop // self.pool)

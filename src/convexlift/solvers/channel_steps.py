@@ -12,6 +12,8 @@ responses to white noise.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -52,12 +54,14 @@ class ChannelCoupling(ScaledCoupling):
         *others, layer = problem.network.layers
         weights = problem.network.output
         alike = len(weights) == 1 == weights[0, 0].numel() and layer.activation.group == 1
-        if others or not alike or len(layer.shape) != 3 or not bool((weights > 0).any()):
+        if others or not alike or len(layer.shape) != 3:
             return None
         sizes = _response_sizes(layer.operators[IMAGE], problem)
         d = torch.where(sizes > 0, weights / sizes, 0.0)
         d = d / d.max()
-        return d.clamp_min(LEAST) if float(d[d > 0].median()) * SPREAD < 1 else None
+        # One number, for which a GPU makes the host wait; NaN if all weights are 0.
+        middle = float(torch.where(d > 0, d, math.nan).nanmedian())
+        return d.clamp_min(LEAST) if middle * SPREAD < 1 else None
 
 
 def _response_sizes(V: LinearOperator, problem: VariationalProblem) -> Tensor:

@@ -33,7 +33,7 @@ GRAPHED = 5
 """Iterations captured in one graph."""
 KEPT = 2**29
 """Bytes of idle machines kept for later problems of the same kind."""
-LARGE = 2**28
+LARGE = 2**26
 """Bytes of w, or of an anchor, from which states have no copies of their own."""
 
 

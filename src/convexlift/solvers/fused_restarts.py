@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexlift.kernels.availability import kernel_module
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.iterations import RestartState
@@ -32,13 +33,15 @@ from convexlift.solvers.restart_rules import (
     lateness,
     rebalance,
 )
-from convexlift.tensors import Blocks, expand_per_image
+from convexlift.tensors import Blocks
 
 STEPS, MIX = slice(0, 3), slice(3, 6)
 """Columns of the table: tau, sigma and the sigma of means; a, b and e."""
 RESTART, RELAXED = (1.0, 0.0, 0.0), (RELAXATION, 1 - RELAXATION, 0.0)
 """(a, b, e) of an iteration."""
 Launch = Callable[[], None]
+ROUNDS, BLOCK = 8, 1024
+"""Numbers that a program of a restart handles: rounds, and numbers in each."""
 
 
 class Groups:
@@ -193,22 +196,36 @@ class Group:
     def _restart(self, images: Tensor, total: Tensor | None = None) -> None:
         """New steps and anchors after the iteration that moved these images to P(w)."""
         b, coupling = self._buffers, self._coupling
-        whole = coupling.way(b.u, self._origin_u), b.v.distances(self._origin_v)
-        recent = coupling.way(b.u, b.anchor_u), b.v.distances(b.anchor_v)
+        flags = images.to(torch.uint8)
+        far_u, near_u = _moved(b.u, self._origin_u, b.anchor_u, flags)
+        far_v, near_v = _moved(b.v, self._origin_v, b.anchor_v, flags)
+        whole, recent = (coupling.reach(far_u), far_v), (coupling.reach(near_u), near_v)
         late = lateness(self.total if total is None else total, recent=self._recent)
         target = rebalance(coupling, self.sigma, whole, recent, late)
         _copy(self.sigma, target.where(images, self.sigma))
         _copy(self.tau, coupling.tau(self.sigma))
         self._write_steps()
-        for anchor, new in ((b.anchor_u, b.u), (b.anchor_v, b.v)):
-            for name, part in anchor.items():
-                part.copy_(torch.where(expand_per_image(images, part), new[name], part))
 
     def _write_steps(self) -> None:
         """Zero for images that have ended: the kernels skip them."""
         layer, table = self._layer, self._buffers.table
         steps = self.tau["x"], self.sigma[layer.name], self.sigma[layer.mean_name or layer.name]
         table[:TEST_EVERY, :, STEPS] = torch.stack(steps, dim=-1) * self._active[:, None]
+
+
+def _moved(new: Blocks, origin: Blocks, anchor: Blocks, flags: Tensor) -> tuple[Blocks, Blocks]:
+    """Move the anchors of flagged images; their distances from the origin and the old anchor."""
+    far, near = {}, {}
+    for name, part in new.items():
+        size = part[0].numel()
+        programs = -(-size // (ROUNDS * BLOCK))
+        squares = part.new_zeros((len(part), programs, 2))
+        kernel_module("restart").moved_anchor[(programs, len(part))](
+            part, origin[name], anchor[name], squares, flags, size, ROUNDS=ROUNDS, BLOCK=BLOCK
+        )
+        lengths = squares.sum(1, dtype=torch.float64).sqrt().to(part.dtype)
+        far[name], near[name] = lengths.unbind(1)
+    return Blocks(far), Blocks(near)
 
 
 def _copy(held: Blocks, given: Blocks) -> None:

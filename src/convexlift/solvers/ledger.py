@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import judged, lower_bound
+from convexlift.problems.certificate import dual_images, judged, lower_bound
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
@@ -26,7 +26,6 @@ from convexlift.problems.data_bound import Scopes, can_hold_everywhere
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
-from convexlift.problems.minorant import image_of_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
@@ -217,9 +216,12 @@ class Ledger:
         checks = len(self.history)
         done = (self.active & (rough <= self.tolerance)).tolist()
         images = [i for i, ends in enumerate(done) if ends and checks >= self._next_claim[i]]
-        if images and self._global:
-            self._take_images_of_duals(torch.tensor(images))
-        for i, claimed, numbers in self._claim(images) if images else ():
+        if not images:
+            return False
+        some = self._some(images)
+        if self._global:
+            self._take_images_of_duals(images, *some)
+        for i, claimed, numbers in self._claim(images, *some):
             gap, before = numbers[1], self._claimed[i][1]
             if gap <= before:
                 self.claims[i], self._claimed[i] = claimed, numbers
@@ -231,27 +233,36 @@ class Ledger:
             rounding = float(rough[i]) < gap / 2  # rounding is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end(i, Status.PRECISION_LIMIT)
-        return bool(images)
+        return True
 
-    def _take_images_of_duals(self, rows: Tensor) -> None:
+    def _some(self, images: list[int]) -> tuple[Replays, Tensor | slice]:
+        """Calls about some images, or about all if they cannot be separated; and their rows."""
+        if len(images) < len(self.x):
+            rows = torch.tensor(images, device=self.x.device)
+            if (some := self._both.select(rows)) is not None:
+                return Replays(some), rows
+        return self._replays, slice(None)  # not copied: dual variables are large
+
+    def _take_images_of_duals(
+        self, images: list[int], replays: Replays, rows: Tensor | slice
+    ) -> None:
         """Take the images that go with the dual variables of the bounds, where they are better.
 
         Iterations in which distances of dual variables count more (``Coupling.dual_weight``) leave
         images behind.
         """
         assert self.witness is not None
-        here, some, duals = rows.to(self.x.device), self._both, self.witness
-        if len(rows) < len(self.x):
-            if (few := self._both.select(here)) is None:  # an operator for the whole batch only
-                return
-            some, duals = few, Blocks({name: part[here] for name, part in duals.items()})
-        if (found := image_of_duals(some.problem, self.x[here], duals)) is None:
+        duals = Blocks({name: part[rows] for name, part in self.witness.items()})
+        x, numbers = replays(dual_images, self.x[rows], duals)
+        if x is None:
             return
-        x, objective = found[0], found[1].cpu()
-        better = objective < self.objective[rows]  # False for NaN
-        taken = better.to(here.device)
-        self.x = self.x.index_copy(0, here[taken], x[taken])
-        self.objective = self.objective.index_copy(0, rows[better], objective[better])
+        here = torch.tensor(images)
+        row = torch.arange(len(images)) if isinstance(rows, Tensor) else here
+        better = numbers[0][row] < self.objective[here]  # False for NaN
+        if bool(better.any()):
+            to, source = (each[better].to(self.x.device) for each in (here, row))
+            self.x = self.x.index_copy(0, to, x[source])
+            self.objective = self.objective.index_copy(0, here[better], numbers[0][row[better]])
 
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
@@ -260,7 +271,7 @@ class Ledger:
             return
         if self.rigorous and self.problem.bounds.is_one_sided:
             self._repair()
-        for i, claimed, numbers in self._claim(images):
+        for i, claimed, numbers in self._claim(images, *self._some(images)):
             # "not <", so that a claim replaces one whose gap is NaN.
             if self.claims[i] is None or not self._claimed[i][1] < numbers[1]:
                 self.claims[i], self._claimed[i] = claimed, numbers
@@ -280,7 +291,9 @@ class Ledger:
         (_, witnesses), (_, objective, _, _, *gaps) = self._replays(judged, *given)
         self._keep_best_bounds(self.x, objective, objective.isfinite(), None, witnesses, *gaps)
 
-    def _claim(self, images: list[int]) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
+    def _claim(
+        self, images: list[int], replays: Replays, rows: Tensor | slice
+    ) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
         """Rigorous claims about the best of these images so far, with their bounds and gaps.
 
         Count data have a domain. Rounding may put an image on its boundary outside, where the
@@ -291,15 +304,8 @@ class Ledger:
         if not self.rigorous:
             yield from self._rough_claim(best, images)
             return
-        replays, wanted = self._replays, images
-        rows: Tensor | slice = slice(None)  # not copied: dual variables are large
-        if len(images) < len(best):
-            rows = torch.tensor(images, device=best.device)
-            if (some := self._both.select(rows)) is None:  # an operator for the whole batch only
-                rows = slice(None)
-            else:
-                replays, wanted = Replays(some), list(range(len(images)))
-                best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
+        wanted = list(range(len(images))) if isinstance(rows, Tensor) else images
+        best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
         tolerance, x = self.tolerance or 0.0, best
         found, numbers = replays(proved, x, witness, tolerance)
         fine = numbers[0].isfinite()

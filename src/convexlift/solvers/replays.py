@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ class Replays:
     """Calls about one problem: f(both, *given) -> (results, numbers on the host)."""
 
     def __init__(self, both: InBoth) -> None:
-        self.both, self._workshop = both, None
+        self.both, self._workshop, self._filled = both, None, False
         self._device = both.problem.fidelity.y.device
         self._room = 0 if GRAPHS is None else GRAPHS.room(self._device)
         if GRAPHS is None or not self._room:
@@ -139,8 +140,10 @@ class Replays:
                     except Exception as error:  # whatever it is, the ordinary call comes next
                         known.tries, known.refusal = TRIES + 1, repr(error)
                         raise Unfit(known.refusal) from error
-                assert workshop.problem is not None
-                workshop.problem.fill(self._tensors)
+                if not self._filled:  # once: nothing changes a problem while it is being solved
+                    assert workshop.problem is not None
+                    workshop.problem.fill(self._tensors)
+                    self._filled = True
                 return known.play(tensors)
         with Decisions() as decisions:
             found, numbers = function(self.both, *given)
@@ -256,6 +259,14 @@ class Recording:
         self.outcome: tuple[Any, int, Tensor]
         self.compute: Callable[[], None]
 
+    @cached_property
+    def _parts(self) -> list[tuple[Tensor, int | None]]:
+        """The tensors among the results, and which of the inputs they are, if any."""
+        assert self.copies is not None
+        inputs = {id(copy): i for i, copy in enumerate(self.copies.tensors)}
+        found, _, together = self.outcome
+        return [(part, inputs.get(id(part))) for part in kind_of(found, together.device)[1]]
+
     def play(self, tensors: list[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
         """The results for these tensors; _Changed if they would have other decisions."""
         assert self.copies is not None
@@ -263,9 +274,7 @@ class Recording:
         self.compute()
         found, count, together = self.outcome
         # Results that are inputs are handed back, and others copied: the next replay changes them.
-        inputs = {id(copy): given for copy, given in zip(self.copies.tensors, tensors, strict=True)}
-        parts = kind_of(found, together.device)[1]
-        fresh = (inputs[id(part)] if id(part) in inputs else part.clone() for part in parts)
+        fresh = (part.clone() if i is None else tensors[i] for part, i in self._parts)
         results = rebuilt(found, fresh, together.device)
         host = together.to("cpu", copy=True)
         flags = host[len(host) - len(self.answers) :]
