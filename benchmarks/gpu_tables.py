@@ -148,7 +148,8 @@ def watched(device: str) -> Iterator[dict[str, float]]:
         setattr(owner, name, call)
         return lambda: setattr(owner, name, original)
 
-    of_functions = {"judged": "checks", "proved": "claims", "_guessed": "first image"}
+    of_functions = {"judged": "checks", "proved": "claims", "_guessed": "first image",
+                    "dual_images": "images of duals"}  # fmt: skip
     undo = [
         timed(PDHG, "solver", lambda *_: "solver"),
         timed(loop, "_first_state", lambda *_: "start"),

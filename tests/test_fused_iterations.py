@@ -253,7 +253,7 @@ def test_machines_are_used_again_with_the_data_of_another_problem(monkeypatch):
 
 def test_machines_go_with_their_solver_and_idle_ones_are_few(monkeypatch):
     monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
-    monkeypatch.setattr(fused_iterations, "KEPT", 0)
+    monkeypatch.setattr(fused_iterations, "most_kept", lambda device: 0)
     problem = one_layer("zero", 0.01, "L2", size=(8, 8))
     with torch.no_grad():
         _, fast = solvers(problem)

@@ -31,8 +31,8 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 GRAPHED = 5
 """Iterations captured in one graph."""
-KEPT = 2**29
-"""Bytes of idle machines kept for later problems of the same kind."""
+KEPT = 32
+"""Idle machines, kept for later problems of the same kind, take at most this part of the memory."""
 LARGE = 2**26
 """Bytes of w, or of an anchor, from which states have no copies of their own."""
 
@@ -143,11 +143,18 @@ class IdleMachines(dict[object, Machine]):
     """Machines to reuse, by kind: capturing a graph costs as much as a hundred iterations."""
 
     def put(self, kind: object, machine: Machine) -> None:
-        """Keep a machine for later; the oldest ones are dropped beyond ``KEPT`` bytes."""
-        self[kind] = machine
+        """Keep a machine for later; the oldest ones are dropped beyond ``most_kept`` bytes."""
+        self[kind], most = machine, most_kept(machine.buffers.table.device)
         # On a copy: finalizers put machines from other threads, at any time.
-        while sum(kept.nbytes for kept in list(self.values())) > KEPT:
+        while sum(kept.nbytes for kept in list(self.values())) > most:
             self.pop(next(iter(self)), None)
+
+
+def most_kept(device: torch.device) -> int:
+    """Bytes of idle machines on a device."""
+    if device.type != "cuda":
+        return 2**29
+    return int(torch.cuda.get_device_properties(device).total_memory) // KEPT
 
 
 IDLE = IdleMachines()

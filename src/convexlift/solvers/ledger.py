@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,8 +58,7 @@ class Ledger:
     its claim is recomputed in double precision with rounding accounted for (``problems.claims``),
     and only this ends the image.
 
-    Per-image numbers are kept on the host, wherever the images are: there are many small operations
-    on them, and each would cost a GPU as much as a large one.
+    Per-image numbers are kept on the host: small operations would cost a GPU as much as large ones.
     """
 
     def __init__(
@@ -243,15 +243,14 @@ class Ledger:
                 return Replays(some), rows
         return self._replays, slice(None)  # not copied: dual variables are large
 
-    def _take_images_of_duals(
-        self, images: list[int], replays: Replays, rows: Tensor | slice
-    ) -> None:
+    def _take_images_of_duals(self, images: list[int], replays: Replays, rows: Any) -> None:
         """Take the images that go with the dual variables of the bounds, where they are better.
 
-        Iterations in which distances of dual variables count more (``Coupling.dual_weight``) leave
-        images behind.
+        Iterations in which duals count more (``Coupling.dual_weight``) leave images behind.
         """
         assert self.witness is not None
+        if self.problem.fidelity.curvature is None or self.problem.operator.diagonal is None:
+            return
         duals = Blocks({name: part[rows] for name, part in self.witness.items()})
         x, numbers = replays(dual_images, self.x[rows], duals)
         if x is None:
