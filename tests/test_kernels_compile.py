@@ -23,10 +23,10 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from convexlift.kernels import iteration, rays
+from convexlift.kernels import iteration, rays, restart
 
 INTEGERS = {
-    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart"
+    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart", "size"
 }  # fmt: skip
 INTEGER_POINTERS = {
     "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs",
@@ -39,6 +39,7 @@ NUMBERS = {"scale", "pull", "lower", "upper", "low", "high", "left", "ramp_width
 def compiled(kernel, warps, kind="fp32", **constants):
     kinds = {
         name: "constexpr" if name in constants else "*i32" if name in INTEGER_POINTERS
+        else "*u8" if name == "restarts"
         else "i32" if name in INTEGERS else "fp32" if name in NUMBERS
         else "*fp64" if name in DOUBLE_POINTERS else "*" + kind
         for name in kernel.arg_names
@@ -61,6 +62,7 @@ for pooled, coarse, rows in ((False, 16, 8), (False, 1, 8), (True, 16, 16)):
         FULL=True, CHANNELS=32, CHUNK=32, ROOM=32, TAPS=32, TILE_HEIGHT=rows, TILE_WIDTH=16,
         SPILL=256 if rows == 8 else 512, **common,
     )
+compiled(restart.moved_anchor, 4, ROUNDS=8, BLOCK=1024)
 for kind, group in (("fp32", 4), ("fp64", 2), ("fp32", 1)):
     parts = 4 if group == 1 else 1
     compiled(rays.project, 4 * parts, kind, GROUP=group, RAYS=128, PARTS=parts, UNROLL=2)
@@ -81,7 +83,7 @@ def test_kernels_compile(capability):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
     shared = [int(line.split()[1]) for line in run.stdout.splitlines()]
-    assert len(shared) == 18
+    assert len(shared) == 19
     assert max(shared) <= 96 * 1024  # what a multiprocessor has, with room to spare
 
 
@@ -98,12 +100,13 @@ def nvrtc() -> ctypes.CDLL:
 
 @pytest.mark.parametrize("tile", [first_layer.TILE, slow(first_layer.LOW_TILE)])
 @pytest.mark.parametrize(
-    ("side", "coarse", "biased"), [(5, 1, True), (5, 16, False), (7, 0, False)]
+    ("side", "coarse", "biased", "pool"),
+    [(5, 1, True, 0), (5, 16, False, 0), (7, 0, False, 0), (5, 16, False, 16)],
 )
-def test_nvrtc_compiles_the_first_layer(side, coarse, biased, tile):
+def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
     library, program = nvrtc(), ctypes.c_void_p()
     text = first_layer.source(
-        torch.Size([24, 1, side, side]), tile=tile, coarse=coarse, biased=biased
+        torch.Size([24, 1, side, side]), tile=tile, coarse=coarse, biased=biased, pool=pool
     )
     assert text.startswith('extern "C"')  # else torch 2.9 puts it before the first macro
     created = library.nvrtcCreateProgram(
@@ -131,5 +134,5 @@ def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_pat
     assert run.returncode == 0, run.stderr
     # A few, so that three programs fit on a multiprocessor, or two; more would be slow.
     spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
-    assert len(spilt) == 2
+    assert len(spilt) == len(first_layer.NAMES)
     assert max(spilt) <= 2 * side**2, run.stderr

@@ -1,6 +1,6 @@
 // A convolutional layer and its adjoint in one pass over its dual variable, for images with one
 // channel: the dual half of a PDHG iteration (see iteration.py), and the sums of a certificate (see
-// problems/minorant.py).
+// problems/minorant.py); and what belongs to them, the primal half and restarts.
 //
 // A thread holds PIXELS pixels of a column, one channel after the other, and two windows of the image
 // around them in registers: what V reads, and the sums that V* makes. A number of the dual variable
@@ -180,6 +180,101 @@ __device__ __forceinline__ float bias_of(const float* bias, int apart, int chann
     return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0f;
 }
 
+// V* w at a position of the padded image: the spill of the tile there and of those before it.
+__device__ __forceinline__ float spilt_on(const float* spill, int top, int left, const Place& here)
+{
+    const int down = (here.height + WARPS * PIXELS - 1) / (WARPS * PIXELS);
+    const int across = (here.width + 31) / 32;
+    float total = 0.0f;
+#pragma unroll
+    for (int before = 0; before < 4; before++) {
+        const int tile_i = top / (WARPS * PIXELS) - before / 2, tile_j = left / 32 - before % 2;
+        const int row = top - tile_i * (WARPS * PIXELS), column = left - tile_j * 32;
+        if (tile_i >= 0 && tile_i < down && tile_j >= 0 && tile_j < across && row < DOWN
+            && column < ACROSS)
+            total += spill[(tile_i * across + tile_j) * (DOWN * ACROSS) + row * ACROSS + column];
+    }
+    return total;
+}
+
+// argmin_z f(z) + (z - free)^2 / (2 step), f the density of the data term: of squared errors, absolute
+// ones or counts
+__device__ __forceinline__ float data_prox(int fidelity, float free, float step, float y,
+                                           float scale, float background)
+{
+    if (fidelity == 1) return (free + step * y) / (1.0f + step);
+    if (fidelity == 2) return fminf(fmaxf(y, free - scale * step), free + scale * step);
+    if (fidelity != 3) return free;
+    const float shifted = free + background - step;
+    const float root = sqrtf(shifted * shifted + 4.0f * step * y);
+    const float flipped = 2.0f * step * y / fmaxf(root - shifted, TINY);
+    return (shifted >= 0.0f ? (shifted + root) / 2.0f : flipped) - background;
+}
+
+// u = prox_{tau g}(x - tau c),  c = V* w (+ more),  x <- a u + b x + e anchor,  x_bar = 2 u - x.
+// Copies of a pixel in the margins of x_bar are at copies_of_rows (copies, height) and
+// copies_of_columns: first itself, then the others, -1 for none.
+__global__ void __launch_bounds__(THREADS) primal_step(
+    const float* spill, const float* more, float* x, const float* anchor, float* u, float* x_bar,
+    float* moved, const float* y, const float* diagonal, const float* background,
+    const float* target, const int* copies_of_rows, const int* copies_of_columns,
+    const float* table, int* clock,
+    double scale, double pull, double lower, double upper,
+    int height, int width, int columns, int fidelity, int has_more, int copies, int observed)
+{
+    const Place here(height, width);
+    const int row = clock[0];
+    if (here.thread == 0 && here.tile() == 0) clock[1] = row;
+    const float* numbers = table + (row * (int)gridDim.y + here.image) * columns;
+    const float tau = numbers[0], a = numbers[3], b = numbers[4], e = numbers[5];
+    if (tau == 0.0f) return;  // this image has ended
+    const float* own = spill + (long long)here.image * gridDim.x * (DOWN * ACROSS);
+    const int stride = width + KERNEL_WIDTH - 1;
+    float* bar = x_bar + (long long)here.image * (height + KERNEL_HEIGHT - 1) * stride;
+    // Only pixels near the edge have copies.
+    const bool at_edge = here.top < 2 * WARPS * PIXELS || here.top + 3 * WARPS * PIXELS > height
+        || here.column < 64 || here.column + 96 > width;
+    const int positions = at_edge ? copies * copies : 1;
+    float way = 0.0f;
+    EACH_PIXEL if (here.holds(p)) {
+        const int i = here.top + p, j = here.column;
+        const long long at = (long long)here.image * here.size + i * width + j;
+        float c = 0.0f;
+        for (int copy = 0; copy < positions; copy++) {
+            const int top = copies_of_rows[copy / copies * height + i];
+            const int left = copies_of_columns[copy % copies * width + j];
+            if (top >= 0 && left >= 0) c += spilt_on(own, top, left, here);
+        }
+        if (has_more) c += more[at];
+        const float old = x[at], free = old - tau * c, d = diagonal[at];
+        const float safe = d != 0.0f ? d : 1.0f;
+        float z = safe * free, step = tau * safe * safe;
+        if (pull > 0.0) {
+            const float shrink = 1.0f + step * (float)pull;
+            z = (z + step * (float)pull * target[at]) / shrink;
+            step /= shrink;
+        }
+        z = data_prox(fidelity, z, step, y[at], (float)scale, background[at]);
+        float made = d != 0.0f ? z / safe : free;
+        // NaN stays visible instead of being clipped to the box
+        if (made == made) made = fminf(fmaxf(made, (float)lower), (float)upper);
+        x[at] = a * made + b * old + (e != 0.0f ? e * anchor[at] : 0.0f);
+        if (observed) {
+            u[at] = made;
+            way += (made - old) * (made - old);
+        }
+        for (int copy = 0; copy < positions; copy++) {
+            const int top = copies_of_rows[copy / copies * height + i];
+            const int left = copies_of_columns[copy % copies * width + j];
+            if (top >= 0 && left >= 0) bar[top * stride + left] = 2.0f * made - old;
+        }
+    }
+    if (observed) {
+        const double total = sum_of_threads(way, here);
+        if (here.thread == 0) moved[here.tile()] = (float)total;
+    }
+}
+
 // The dual half of an iteration: its numbers, and where its tensors begin for an image.
 struct Iteration {
     float *w, *v;
@@ -342,5 +437,30 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     if (here.thread == 0) {
         totals[2 * here.tile()] = all_values;
         totals[2 * here.tile() + 1] = all_losses;
+    }
+}
+
+// Restarts: anchor <- made, and sums of (made - origin)^2 and (made - anchor)^2 for the old anchor, over
+// `part` of the `size` numbers of an image.
+__global__ void __launch_bounds__(THREADS) moved_anchor(
+    const float* made, const float* origin, float* anchor, float* squares,
+    const unsigned char* restarts, int size, int part)
+{
+    const Place here(1, 1);
+    if (!restarts[here.image]) return;
+    const long long begin = (long long)here.image * size, first = (long long)blockIdx.x * part;
+    const long long end = first + part < size ? first + part : size;
+    double far = 0.0, near = 0.0;
+    for (long long k = first + here.thread; k < end; k += THREADS) {
+        const float v = made[begin + k];
+        const float whole = v - origin[begin + k], recent = v - anchor[begin + k];
+        far += whole * whole;
+        near += recent * recent;
+        anchor[begin + k] = v;
+    }
+    const double all_far = sum_of_threads(far, here), all_near = sum_of_threads(near, here);
+    if (here.thread == 0) {
+        squares[2 * here.tile()] = (float)all_far;
+        squares[2 * here.tile() + 1] = (float)all_near;
     }
 }

@@ -6,10 +6,13 @@ several channels, pooled layers, large filters, and machines where it cannot be 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import os
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -24,9 +27,7 @@ TILE, LOW_TILE = (4 * WARPS, 32), (2 * WARPS, 32)
 """Rows and columns of a program, whose threads handle the 4 or 2 pixels of a column."""
 FEW = 256
 """Tiles that leave a large GPU idle, where twice as many low ones are faster (measured)."""
-NAMES = ("dual_step", "one_pass")
-BINARY = "first_layer.cubin"
-"""The name of a compiled text in Triton's cache on disk."""
+NAMES = ("primal_step", "dual_step", "one_pass", "moved_anchor")
 LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""
 LARGEST = 2**31
@@ -52,7 +53,7 @@ def compiled(
     """A kernel on a device, or None where there is none.
 
     Args:
-        name: ``dual_step`` or ``one_pass``.
+        name: one of ``NAMES``.
         device: on which it will be launched.
         filters: shape of the filters, (channels, 1, rows, columns).
         tile: rows and columns of a program (``tile_for``).
@@ -76,19 +77,31 @@ def _module(device: torch.device, text: str) -> dict[str, Any]:
     """
     try:
         from torch.cuda._utils import _cuda_load_module, _nvrtc_compile
-        from triton.runtime.cache import get_cache_manager
 
         with torch.cuda.device(device):
             kind = torch.cuda.get_device_capability(), torch.version.cuda
             key = hashlib.sha256(f"{kind} {text}".encode()).hexdigest()
-            files = get_cache_manager(key)
-            if (path := files.get_file(BINARY)) is None:
-                path = files.put(_nvrtc_compile(text, NAMES[0])[0], BINARY)
-            kernels: Any = _cuda_load_module(Path(path).read_bytes(), list(NAMES))
+            binary = _cached(key, lambda: _nvrtc_compile(text, NAMES[0])[0])
+            kernels: Any = _cuda_load_module(binary, list(NAMES))
             return dict(kernels)
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:
         warnings.warn(f"CUDA kernels cannot be compiled, slower ones run: {error}", stacklevel=2)
         return {}
+
+
+def _cached(key: str, compile: Callable[[], bytes]) -> bytes:
+    """A compiled text, from a file in the user's cache if it was compiled before."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "convexlift")
+    path = folder / f"{key}.cubin"
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    binary = compile()
+    with contextlib.suppress(OSError):  # a folder that cannot be written
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(binary)
+        os.replace(file.name, path)
+    return binary
 
 
 def source(

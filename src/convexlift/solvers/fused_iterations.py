@@ -174,11 +174,11 @@ class FusedIterations(Iterations):
         """``interpreted``: run the kernels on the CPU in Triton's interpreter, for tests."""
         if not interpreted and not any(tensor.is_cuda for tensor in saddle.tensors()):
             raise DoesNotApply("not on a GPU")
-        if kernels() is None:
-            raise DoesNotApply("Triton is not installed")
         if not coupling.scalar:
             raise DoesNotApply("steps by frequency or channel")
         layer = FirstLayer.of(saddle)
+        if layer.compiled is None and kernels() is None:
+            raise DoesNotApply("Triton is not installed")
         pixels = Pixels(saddle, layer)
         rest = RestOfProblem.of(saddle, layer.name, layer.mean_name)
         if rest is not None and not rest.stays_on_the_device:

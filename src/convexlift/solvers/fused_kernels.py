@@ -136,6 +136,21 @@ class Pixels:
         """Launch ``primal_step``."""
         layer = self.layer
         batch, _, height, width = buffers.w_u["x"].shape
+        if layer.compiled is not None:
+            layer.compiled["primal_step"](
+                grid=(layer.tiles(height, width), batch, 1), block=first_layer.BLOCK,
+                args=[
+                    buffers.spill, buffers.more,
+                    buffers.w_u["x"], buffers.anchor_u["x"], buffers.u["x"], buffers.x_bar,
+                    buffers.moved["x"],
+                    self.y, self.diagonal, self.background, self.target, self.rows, self.columns,
+                    buffers.table, buffers.clock,
+                    self.scale, self.pull, self.lower, self.upper,
+                    height, width, buffers.table.shape[-1], self.kind, int(self.more), self.copies,
+                    int(observed),
+                ],
+            )  # fmt: skip
+            return
         kernels().primal_step[(layer.tiles(height, width), batch)](
             buffers.spill, buffers.more,
             buffers.w_u["x"], buffers.anchor_u["x"], buffers.u["x"], buffers.x_bar,
@@ -180,7 +195,7 @@ class FirstLayer:
     Attributes:
         name: the name of the layer's dual variable.
         mean_name: the name for its block means, if these are bounded (``PooledEpigraphTerm``).
-        compiled: ``first_layer.cu`` for this layer, or None to launch Triton's kernel.
+        compiled: the kernels of ``first_layer.cu`` for this layer by name, or None for Triton's.
     """
 
     def __init__(
@@ -191,7 +206,7 @@ class FirstLayer:
         coarse: int,
         multipliers: Tensor | None,
         tile: tuple[int, int],
-        compiled: Any = None,
+        compiled: dict[str, Any] | None = None,
     ) -> None:
         weight = operator.weight.detach()
         channels, _, *kernel = weight.shape
@@ -222,7 +237,7 @@ class FirstLayer:
         """Everything a captured launch depends on, besides the contents of ``data``."""
         shape = None if self.multipliers is None else self.multipliers.shape
         return (self.name, self.mean_name, self.ramp, self.coarse, shape, self.tile,
-                self.channels, self.kernel, self.bias.shape, self.compiled)  # fmt: skip
+                self.channels, self.kernel, self.bias.shape, self.compiled is not None)  # fmt: skip
 
     @property
     def data(self) -> tuple[Tensor, ...]:
@@ -260,15 +275,19 @@ class FirstLayer:
             if term.size not in POOLED_TILES:
                 raise DoesNotApply(f"pooling by {term.size}; the kernels have {POOLED_TILES}")
             coarse, multipliers, tile = term.size, None, (term.size, term.size)
-            compiled = None
+            compiled: dict[str, Any] | None = None
         else:
             coarse, multipliers = _blockwise(term.weights, operator.input_shape[-2:])
             weight, bias = operator.weight, term.bias
             tile = first_layer.tile_for(operator.input_shape[-2:], images)
-            compiled = first_layer.compiled(
-                "dual_step", weight.device, weight.shape, tile=tile, coarse=coarse,
-                biased=bias is not None and bias.numel() > len(weight),
-            )  # fmt: skip
+            biased = bias is not None and bias.numel() > len(weight)
+            found = {
+                name: first_layer.compiled(
+                    name, weight.device, weight.shape, tile=tile, coarse=coarse, biased=biased
+                )
+                for name in ("primal_step", "dual_step", "moved_anchor")
+            }
+            compiled = None if None in found.values() else found
             if compiled is None:
                 tile = TILE if weight[0].numel() <= LARGE_FILTER else SMALL_TILE
         if any(k > side + 1 for k, side in zip(operator.weight.shape[-2:], tile, strict=True)):
@@ -301,7 +320,7 @@ class FirstLayer:
             self.bias[0].numel() if self.biased and len(self.bias) == batch else 0, height, width,
         )  # fmt: skip
         if self.compiled is not None:
-            self.compiled(
+            self.compiled["dual_step"](
                 grid=(*grid, 1), block=first_layer.BLOCK,
                 args=[buffers.x_bar, w, anchor, v, buffers.spill, moved, *fixed, *ramped, *sizes,
                       table.shape[-1], int(step), int(observed)],

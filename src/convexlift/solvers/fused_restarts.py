@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexlift.kernels import first_layer
 from convexlift.kernels.availability import kernel_module
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
@@ -197,8 +198,8 @@ class Group:
         """New steps and anchors after the iteration that moved these images to P(w)."""
         b, coupling = self._buffers, self._coupling
         flags = images.to(torch.uint8)
-        far_u, near_u = _moved(b.u, self._origin_u, b.anchor_u, flags)
-        far_v, near_v = _moved(b.v, self._origin_v, b.anchor_v, flags)
+        far_u, near_u = self._move_anchor(b.u, self._origin_u, b.anchor_u, flags)
+        far_v, near_v = self._move_anchor(b.v, self._origin_v, b.anchor_v, flags)
         whole, recent = (coupling.reach(far_u), far_v), (coupling.reach(near_u), near_v)
         late = lateness(self.total if total is None else total, recent=self._recent)
         target = rebalance(coupling, self.sigma, whole, recent, late)
@@ -206,26 +207,33 @@ class Group:
         _copy(self.tau, coupling.tau(self.sigma))
         self._write_steps()
 
+    def _move_anchor(
+        self, new: Blocks, origin: Blocks, anchor: Blocks, flags: Tensor
+    ) -> tuple[Blocks, Blocks]:
+        """Move the anchors of flagged images; distances from the origin and the old anchor."""
+        far, near = {}, {}
+        for name, part in new.items():
+            size, given = part[0].numel(), (part, origin[name], anchor[name])
+            programs = -(-size // (ROUNDS * BLOCK))
+            squares = part.new_zeros((len(part), programs, 2))
+            if (compiled := self._layer.compiled) is not None:
+                compiled["moved_anchor"](
+                    grid=(programs, len(part), 1), block=first_layer.BLOCK,
+                    args=[*given, squares, flags, size, ROUNDS * BLOCK],
+                )  # fmt: skip
+            else:
+                kernel_module("restart").moved_anchor[(programs, len(part))](
+                    *given, squares, flags, size, ROUNDS=ROUNDS, BLOCK=BLOCK
+                )
+            lengths = squares.sum(1, dtype=torch.float64).sqrt().to(part.dtype)
+            far[name], near[name] = lengths.unbind(1)
+        return Blocks(far), Blocks(near)
+
     def _write_steps(self) -> None:
         """Zero for images that have ended: the kernels skip them."""
         layer, table = self._layer, self._buffers.table
         steps = self.tau["x"], self.sigma[layer.name], self.sigma[layer.mean_name or layer.name]
         table[:TEST_EVERY, :, STEPS] = torch.stack(steps, dim=-1) * self._active[:, None]
-
-
-def _moved(new: Blocks, origin: Blocks, anchor: Blocks, flags: Tensor) -> tuple[Blocks, Blocks]:
-    """Move the anchors of flagged images; their distances from the origin and the old anchor."""
-    far, near = {}, {}
-    for name, part in new.items():
-        size = part[0].numel()
-        programs = -(-size // (ROUNDS * BLOCK))
-        squares = part.new_zeros((len(part), programs, 2))
-        kernel_module("restart").moved_anchor[(programs, len(part))](
-            part, origin[name], anchor[name], squares, flags, size, ROUNDS=ROUNDS, BLOCK=BLOCK
-        )
-        lengths = squares.sum(1, dtype=torch.float64).sqrt().to(part.dtype)
-        far[name], near[name] = lengths.unbind(1)
-    return Blocks(far), Blocks(near)
 
 
 def _copy(held: Blocks, given: Blocks) -> None:
