@@ -15,6 +15,7 @@ static std::vector<std::barrier<>*> of_warps;
 #define __global__
 #define __device__
 #define __forceinline__ inline
+#define __restrict__
 #define __launch_bounds__(...)
 #define __shared__ static
 inline void __syncthreads() { whole->arrive_and_wait(); }

@@ -142,6 +142,8 @@ def test_groups_of_iterations_restart_by_themselves(
 ):
     """Relaxed iterations, Halpern iterations, and the change from one to the other."""
     monkeypatch.setattr(restart_rules, "RELAXED_AT_FIRST", 10)
+    if fidelity == "L1":  # states without copies of their own
+        monkeypatch.setattr(fused_iterations, "LARGE", 0)
     groups = []
     monkeypatch.setattr(
         Groups, "run", lambda *given, run=Groups.run: groups.append(given[1]) or run(*given)

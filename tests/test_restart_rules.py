@@ -135,3 +135,25 @@ def test_the_whole_way_counts_at_first_and_the_recent_one_later():
     late = lateness(total, recent=only_recent(KINKS, coupling))
     assert late.tolist() == [0.0, 0.0, pytest.approx(0.5), 1.0, 1.0]
     assert (lateness(total, recent=only_recent(MIXED, Coupling(lift(MIXED)))) == 1).all()
+
+
+@pytest.mark.parametrize("problem", [MIXED, SMOOTH])
+def test_relaxed_iterations_are_counted_without_residuals(problem):
+    rules, memory = RestartRules(problem), RestartMemory.at_start(2)
+    for _ in range(30):
+        expected = rules.counted(rules.counted(memory, None), None, 4)
+        memory = rules.relaxed_on(memory, 5)
+        for name, numbers in vars(expected).items():
+            assert torch.equal(getattr(memory, name), numbers), name
+
+
+def test_rules_on_tensors_are_those_on_arrays():
+    rules, memory = RestartRules(KINKS), RestartMemory.at_start(3)
+    there = RestartMemory.unpacked(memory.packed())
+    for r in torch.rand(60, 3, dtype=torch.float64):
+        a, b, e = rules.coefficients(there.inner, there.total, 1)
+        mixed = torch.where(there.restart_next, torch.eye(3)[:, :1], torch.cat([a, b, e]))
+        np.testing.assert_allclose(mixed, rules.mix(memory)[:, 0], rtol=1e-6)
+        memory, there = rules.counted(memory, r), rules.counted_there(there, r, 1)
+        for name, numbers in vars(memory).items():
+            assert torch.equal(getattr(there, name), numbers), name

@@ -211,63 +211,87 @@ __device__ __forceinline__ float data_prox(int fidelity, float free, float step,
     return (shifted >= 0.0f ? (shifted + root) / 2.0f : flipped) - background;
 }
 
+// Positions of a pixel in the padded image: itself, and its copies in the margins, which only pixels
+// near the edge have. Those are at copies_of_rows (copies, height) and copies_of_columns, -1 for none.
+struct Positions {
+    const int *rows, *columns;
+    int copies, height, width;
+
+    __device__ int count(int i, int j) const
+    {
+        const bool inside = i > KERNEL_HEIGHT / 2 && i < height - 1 - KERNEL_HEIGHT / 2
+            && j > KERNEL_WIDTH / 2 && j < width - 1 - KERNEL_WIDTH / 2;
+        return inside ? 1 : copies * copies;
+    }
+    __device__ bool at(int copy, int i, int j, int& top, int& left) const
+    {
+        top = copy == 0 ? i + KERNEL_HEIGHT / 2 : rows[copy / copies * height + i];
+        left = copy == 0 ? j + KERNEL_WIDTH / 2 : columns[copy % copies * width + j];
+        return top >= 0 && left >= 0;
+    }
+};
+
 // u = prox_{tau g}(x - tau c),  c = V* w (+ more),  x <- a u + b x + e anchor,  x_bar = 2 u - x.
-// Copies of a pixel in the margins of x_bar are at copies_of_rows (copies, height) and
-// copies_of_columns: first itself, then the others, -1 for none.
 __global__ void __launch_bounds__(THREADS) primal_step(
-    const float* spill, const float* more, float* x, const float* anchor, float* u, float* x_bar,
-    float* moved, const float* y, const float* diagonal, const float* background,
-    const float* target, const int* copies_of_rows, const int* copies_of_columns,
+    const float* __restrict__ spill, const float* __restrict__ more, float* __restrict__ x,
+    const float* __restrict__ anchor, float* __restrict__ u, float* __restrict__ x_bar,
+    float* moved, const float* __restrict__ y, const float* __restrict__ diagonal,
+    const float* __restrict__ background, const float* __restrict__ target,
+    const int* __restrict__ copies_of_rows, const int* __restrict__ copies_of_columns,
     const float* table, int* clock,
     double scale, double pull, double lower, double upper,
     int height, int width, int columns, int fidelity, int has_more, int copies, int observed)
 {
     const Place here(height, width);
+    const Positions positions = {copies_of_rows, copies_of_columns, copies, height, width};
+    const long long begin = (long long)here.image * here.size;
+    const float* own = spill + (long long)here.image * gridDim.x * (DOWN * ACROSS);
+    // Everything that does not depend on the row of the table, first: memory answers meanwhile.
+    Pixels c, old, d, data;
+    EACH_PIXEL {
+        const int i = here.top + p, j = here.column;
+        const long long at = begin + i * width + j;
+        c[p] = 0.0f;
+        old[p] = here.holds(p) ? x[at] : 0.0f;
+        d[p] = here.holds(p) ? diagonal[at] : 0.0f;
+        data[p] = here.holds(p) ? y[at] : 0.0f;
+        if (!here.holds(p)) continue;
+        if (has_more) c[p] = more[at];
+        const int count = positions.count(i, j);
+        for (int copy = 0, top, left; copy < count; copy++)
+            if (positions.at(copy, i, j, top, left)) c[p] += spilt_on(own, top, left, here);
+    }
     const int row = clock[0];
     if (here.thread == 0 && here.tile() == 0) clock[1] = row;
     const float* numbers = table + (row * (int)gridDim.y + here.image) * columns;
     const float tau = numbers[0], a = numbers[3], b = numbers[4], e = numbers[5];
     if (tau == 0.0f) return;  // this image has ended
-    const float* own = spill + (long long)here.image * gridDim.x * (DOWN * ACROSS);
     const int stride = width + KERNEL_WIDTH - 1;
     float* bar = x_bar + (long long)here.image * (height + KERNEL_HEIGHT - 1) * stride;
-    // Only pixels near the edge have copies.
-    const bool at_edge = here.top < 2 * WARPS * PIXELS || here.top + 3 * WARPS * PIXELS > height
-        || here.column < 64 || here.column + 96 > width;
-    const int positions = at_edge ? copies * copies : 1;
     float way = 0.0f;
     EACH_PIXEL if (here.holds(p)) {
         const int i = here.top + p, j = here.column;
-        const long long at = (long long)here.image * here.size + i * width + j;
-        float c = 0.0f;
-        for (int copy = 0; copy < positions; copy++) {
-            const int top = copies_of_rows[copy / copies * height + i];
-            const int left = copies_of_columns[copy % copies * width + j];
-            if (top >= 0 && left >= 0) c += spilt_on(own, top, left, here);
-        }
-        if (has_more) c += more[at];
-        const float old = x[at], free = old - tau * c, d = diagonal[at];
-        const float safe = d != 0.0f ? d : 1.0f;
+        const long long at = begin + i * width + j;
+        const float free = old[p] - tau * c[p], safe = d[p] != 0.0f ? d[p] : 1.0f;
         float z = safe * free, step = tau * safe * safe;
         if (pull > 0.0) {
             const float shrink = 1.0f + step * (float)pull;
             z = (z + step * (float)pull * target[at]) / shrink;
             step /= shrink;
         }
-        z = data_prox(fidelity, z, step, y[at], (float)scale, background[at]);
-        float made = d != 0.0f ? z / safe : free;
+        const float r = fidelity == 3 ? background[at] : 0.0f;
+        z = data_prox(fidelity, z, step, data[p], (float)scale, r);
+        float made = d[p] != 0.0f ? z / safe : free;
         // NaN stays visible instead of being clipped to the box
         if (made == made) made = fminf(fmaxf(made, (float)lower), (float)upper);
-        x[at] = a * made + b * old + (e != 0.0f ? e * anchor[at] : 0.0f);
+        x[at] = a * made + b * old[p] + (e != 0.0f ? e * anchor[at] : 0.0f);
         if (observed) {
             u[at] = made;
-            way += (made - old) * (made - old);
+            way += (made - old[p]) * (made - old[p]);
         }
-        for (int copy = 0; copy < positions; copy++) {
-            const int top = copies_of_rows[copy / copies * height + i];
-            const int left = copies_of_columns[copy % copies * width + j];
-            if (top >= 0 && left >= 0) bar[top * stride + left] = 2.0f * made - old;
-        }
+        const int count = positions.count(i, j);
+        for (int copy = 0, top, left; copy < count; copy++)
+            if (positions.at(copy, i, j, top, left)) bar[top * stride + left] = 2.0f * made - old[p];
     }
     if (observed) {
         const double total = sum_of_threads(way, here);

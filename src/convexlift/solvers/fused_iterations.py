@@ -26,7 +26,7 @@ from convexlift.solvers.fused_restarts import Group, Groups
 from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.replays import captured
-from convexlift.solvers.restart_rules import TEST_EVERY, Array, Restarts
+from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory, Restarts
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 GRAPHED = 5
@@ -210,20 +210,26 @@ class FusedIterations(Iterations):
                     return None
                 self._iterating = active.clone()
             memory = choose_images(active, groups.run(iterations, state.memory), state.memory)
-            b, tau, sigma = self._held, _clone(groups.group.tau), _clone(groups.group.sigma)
-            self._anchor_u, self._anchor_v = self._kept(b.anchor_u), self._kept(b.anchor_v)
-            self._steps = None
-            self._holds = self._grouped = replace(
-                state, u=_clone(b.u), v=_clone(b.v), w_u=self._kept(b.w_u), w_v=self._kept(b.w_v),
-                tau=tau, sigma=sigma, memory=memory,
-                anchor_u=self._anchor_u, anchor_v=self._anchor_v,
-            )  # fmt: skip
+            self._steps, self._holds = None, self._copied(state, groups.group, memory)
+            self._grouped = self._holds
         return self._holds
 
-    def _kept(self, parts: Blocks) -> Blocks:
-        """Copies for a state to which others may go back; not if they are large."""
-        large = sum(part.nbytes for part in parts.values()) > LARGE
-        return parts if large else _clone(parts)
+    def _copied(self, state: RestartState, group: Group, memory: RestartMemory) -> RestartState:
+        """A state of copies, of which other states may be made.
+
+        Large ones have the buffers themselves, except for u and v.
+        """
+        b = self._held
+        large = sum(part.nbytes for part in b.w_v.values()) > LARGE
+        kept = (lambda parts: parts) if large else _clone
+        self._anchor_u, self._anchor_v = kept(b.anchor_u), kept(b.anchor_v)
+        if large:
+            state = replace(state, origin_u=group.origin_u, origin_v=group.origin_v)
+        return replace(
+            state, u=_clone(b.u), v=_clone(b.v), w_u=kept(b.w_u), w_v=kept(b.w_v),
+            tau=_clone(group.tau), sigma=_clone(group.sigma), memory=memory,
+            anchor_u=self._anchor_u, anchor_v=self._anchor_v,
+        )  # fmt: skip
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""

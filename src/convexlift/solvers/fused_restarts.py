@@ -55,12 +55,12 @@ class Groups:
 
     def begin(self, memory: RestartMemory, active: Tensor) -> bool:
         """Take over counters, and which images iterate; False if groups do not fit these."""
-        total, due = memory.total[active], memory.restart_next[active]
-        alike = bool((total == total[0]).all()) and bool((due == due[0]).all())
-        relaxed = int(total[0]) < self.group.rules.relaxed
-        if bool((total % TEST_EVERY).any()) or (relaxed and not alike):
+        images = active.numpy()
+        total, due = memory.total.numpy()[images], memory.restart_next.numpy()[images]
+        alike = (total == total[0]).all() and (due == due[0]).all()
+        if (total % TEST_EVERY).any() or (total[0] < self.group.rules.relaxed and not alike):
             return False
-        self._images = active
+        self._images = images
         self.group.begin(memory, active)
         return True
 
@@ -68,18 +68,18 @@ class Groups:
         """Iterate; the counters after that."""
         group, images = self.group, self._images
         for left in range(iterations, 0, -TEST_EVERY):
-            total, due = memory.total[images], bool(memory.restart_next[images].any())
-            if bool((total < group.rules.relaxed).all()):
+            total = memory.total.numpy()[images]
+            due = bool(memory.restart_next.numpy()[images].any())
+            if (total < group.rules.relaxed).all():
                 if due:
-                    group.total.copy_(memory.total + 1)
+                    group.total.fill_(float(total[0]) + 1)
                 self._launch(Group.relaxed, due, left == TEST_EVERY)
                 # The same for all images, and known without their residuals.
-                memory = group.rules.counted(memory, None, 1) if due else memory
-                memory = group.rules.counted(memory, None, TEST_EVERY - due)
+                memory = group.rules.relaxed_on(memory, TEST_EVERY)
             else:
-                if bool((total == group.rules.relaxed).any()):
+                if (total == group.rules.relaxed).any():
                     group.take(memory)
-                first = not due and bool((memory.inner[images] == 0).any())
+                first = not due and bool((memory.inner.numpy()[images] == 0).any())
                 self._launch(Group.halpern, due, first)
                 memory = RestartMemory.unpacked(group.numbers.cpu())
         return memory
@@ -109,7 +109,7 @@ class Group:
         self._coupling = copy.copy(restarts.coupling)
         if isinstance(self._coupling.dual_weight, Tensor):
             self._coupling.dual_weight = x.new_ones(batch)
-        self._origin_u, self._origin_v = (
+        self.origin_u, self.origin_v = (
             Blocks({name: torch.empty_like(part) for name, part in parts.items()})
             for parts in (buffers.u, buffers.v)
         )
@@ -123,12 +123,12 @@ class Group:
     @property
     def nbytes(self) -> int:
         """Bytes of the large tensors."""
-        return sum(p.nbytes for parts in (self._origin_u, self._origin_v) for p in parts.values())
+        return sum(p.nbytes for parts in (self.origin_u, self.origin_v) for p in parts.values())
 
     def load(self, state: RestartState, coupling: Coupling) -> None:
         """Everything but w, anchors and counters."""
         for held, given in (
-            (self._origin_u, state.origin_u), (self._origin_v, state.origin_v),
+            (self.origin_u, state.origin_u), (self.origin_v, state.origin_v),
             (self.tau, state.tau), (self.sigma, state.sigma),
         ):  # fmt: skip
             _copy(held, given)
@@ -198,8 +198,8 @@ class Group:
         """New steps and anchors after the iteration that moved these images to P(w)."""
         b, coupling = self._buffers, self._coupling
         flags = images.to(torch.uint8)
-        far_u, near_u = self._move_anchor(b.u, self._origin_u, b.anchor_u, flags)
-        far_v, near_v = self._move_anchor(b.v, self._origin_v, b.anchor_v, flags)
+        far_u, near_u = self._move_anchor(b.u, self.origin_u, b.anchor_u, flags)
+        far_v, near_v = self._move_anchor(b.v, self.origin_v, b.anchor_v, flags)
         whole, recent = (coupling.reach(far_u), far_v), (coupling.reach(near_u), near_v)
         late = lateness(self.total if total is None else total, recent=self._recent)
         target = rebalance(coupling, self.sigma, whole, recent, late)

@@ -7,7 +7,7 @@ Two objects of one kind differ in their tensors only, which ``kind_of`` lists in
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache, cached_property
 from types import BuiltinFunctionType, FunctionType
@@ -73,10 +73,37 @@ def rebuilt(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
     if isinstance(value, dict | Blocks):
         return type(value)(parts)
     other = copy.copy(value)
-    for name in _hidden(type(value)) - BOOKKEEPING:  # type: ignore[arg-type]
+    for name in _dropped(type(value)):
         other.__dict__.pop(name, None)
     other.__dict__.update(parts)
     return other
+
+
+def builder(value: Any, device: torch.device) -> Callable[[Iterator[Tensor]], Any]:
+    """``rebuilt`` for one object and any tensors, several times as fast."""
+    if isinstance(value, Tensor):
+        return next if value.device == device else lambda _: value
+    if isinstance(value, float | PLAIN | FunctionType):
+        return lambda _: value
+    parts = [(name, builder(part, device)) for name, part in _parts(value).items()]
+    if isinstance(value, tuple | list):
+        return lambda tensors: type(value)([make(tensors) for _, make in parts])
+    if isinstance(value, dict | Blocks):
+        return lambda tensors: type(value)({name: make(tensors) for name, make in parts})
+    kept = {name: part for name, part in vars(value).items() if name not in _dropped(type(value))}
+
+    def made(tensors: Iterator[Tensor]) -> Any:
+        other = object.__new__(type(value))
+        other.__dict__.update(kept)
+        other.__dict__.update((name, make(tensors)) for name, make in parts)
+        return other
+
+    return made
+
+
+def _dropped(kind: type) -> frozenset[str]:
+    """Cached properties."""
+    return _hidden(kind) - BOOKKEEPING
 
 
 def _parts(value: Any) -> dict[Any, Any]:

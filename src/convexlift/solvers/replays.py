@@ -14,7 +14,7 @@ gave it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
-from convexlift.solvers.kinds import Unfit, kind_of, rebuilt
+from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
 
 Function = Callable[..., tuple[Any, Sequence[Tensor]]]
 """(both, *given) -> results, and (B,) numbers for the host."""
@@ -260,22 +260,23 @@ class Recording:
         self.compute: Callable[[], None]
 
     @cached_property
-    def _parts(self) -> list[tuple[Tensor, int | None]]:
-        """The tensors among the results, and which of the inputs they are, if any."""
+    def _found(self) -> tuple[list[tuple[Tensor, int | None]], Callable[[Iterator[Tensor]], Any]]:
+        """The tensors of the results, and which inputs they are, if any; what makes the results."""
         assert self.copies is not None
         inputs = {id(copy): i for i, copy in enumerate(self.copies.tensors)}
         found, _, together = self.outcome
-        return [(part, inputs.get(id(part))) for part in kind_of(found, together.device)[1]]
+        parts = kind_of(found, together.device)[1]
+        return [(part, inputs.get(id(part))) for part in parts], builder(found, together.device)
 
     def play(self, tensors: list[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
         """The results for these tensors; _Changed if they would have other decisions."""
         assert self.copies is not None
         self.copies.fill(tensors)
         self.compute()
-        found, count, together = self.outcome
+        _, count, together = self.outcome
+        parts, made = self._found
         # Results that are inputs are handed back, and others copied: the next replay changes them.
-        fresh = (part.clone() if i is None else tensors[i] for part, i in self._parts)
-        results = rebuilt(found, fresh, together.device)
+        results = made(part.clone() if i is None else tensors[i] for part, i in parts)
         host = together.to("cpu", copy=True)
         flags = host[len(host) - len(self.answers) :]
         if flags.tolist() != self.answers:

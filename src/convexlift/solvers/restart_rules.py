@@ -182,6 +182,14 @@ class RestartRules:
         """As ``counted``, for numbers on any device."""
         return RestartMemory(*self._counted(tuple(vars(memory).values()), r, count))
 
+    def relaxed_on(self, memory: RestartMemory, count: int) -> RestartMemory:
+        """The state after relaxed iterations, of which only the first may be a restart."""
+        restarted = memory.restart_next.long()
+        total = memory.total + count
+        inner = (memory.inner + 1) * (1 - restarted) + (count - 1)
+        due = torch.from_numpy(np.asarray(self._relaxed_restart_due(total.numpy())))
+        return RestartMemory(inner, total, due, memory.residual_at_restart, memory.residual_at_test)
+
     def _counted(self, numbers: tuple[Any, ...], r: Any, count: int) -> tuple[Any, ...]:
         inner, total, restart, at_restart, at_test = numbers
         choose = _library(total).where
