@@ -180,21 +180,22 @@ __device__ __forceinline__ float bias_of(const float* bias, int apart, int chann
     return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0f;
 }
 
-// V* w at a position of the padded image: the spill of the tile there and of those before it.
-__device__ __forceinline__ float spilt_on(const float* spill, int top, int left, const Place& here)
+// The terms of V* w at a position of the padded image: the spill of the tile there and of those before
+// it. They are not added yet, which would wait for memory.
+__device__ __forceinline__ void spilt_on(float (&terms)[4], const float* spill, int top, int left,
+                                         const Place& here)
 {
     const int down = (here.height + WARPS * PIXELS - 1) / (WARPS * PIXELS);
     const int across = (here.width + 31) / 32;
-    float total = 0.0f;
 #pragma unroll
     for (int before = 0; before < 4; before++) {
         const int tile_i = top / (WARPS * PIXELS) - before / 2, tile_j = left / 32 - before % 2;
         const int row = top - tile_i * (WARPS * PIXELS), column = left - tile_j * 32;
-        if (tile_i >= 0 && tile_i < down && tile_j >= 0 && tile_j < across && row < DOWN
-            && column < ACROSS)
-            total += spill[(tile_i * across + tile_j) * (DOWN * ACROSS) + row * ACROSS + column];
+        const bool exists = tile_i >= 0 && tile_i < down && tile_j >= 0 && tile_j < across
+            && row < DOWN && column < ACROSS;
+        const int at = (tile_i * across + tile_j) * (DOWN * ACROSS) + row * ACROSS + column;
+        terms[before] = exists ? spill[at] : 0.0f;
     }
-    return total;
 }
 
 // argmin_z f(z) + (z - free)^2 / (2 step), f the density of the data term: of squared errors, absolute
@@ -211,9 +212,9 @@ __device__ __forceinline__ float data_prox(int fidelity, float free, float step,
     return (shifted >= 0.0f ? (shifted + root) / 2.0f : flipped) - background;
 }
 
-// Positions of a pixel in the padded image: itself, and its copies in the margins, which only pixels
-// near the edge have. Those are at copies_of_rows (copies, height) and copies_of_columns, -1 for none.
-struct Positions {
+// Copies of a pixel in the margins of the padded image, which only pixels near the edge have: at
+// rows (copies, height) and columns, -1 for none; the first is the pixel itself.
+struct Copies {
     const int *rows, *columns;
     int copies, height, width;
 
@@ -225,8 +226,8 @@ struct Positions {
     }
     __device__ bool at(int copy, int i, int j, int& top, int& left) const
     {
-        top = copy == 0 ? i + KERNEL_HEIGHT / 2 : rows[copy / copies * height + i];
-        left = copy == 0 ? j + KERNEL_WIDTH / 2 : columns[copy % copies * width + j];
+        top = rows[copy / copies * height + i];
+        left = columns[copy % copies * width + j];
         return top >= 0 && left >= 0;
     }
 };
@@ -243,23 +244,20 @@ __global__ void __launch_bounds__(THREADS) primal_step(
     int height, int width, int columns, int fidelity, int has_more, int copies, int observed)
 {
     const Place here(height, width);
-    const Positions positions = {copies_of_rows, copies_of_columns, copies, height, width};
+    const Copies margins = {copies_of_rows, copies_of_columns, copies, height, width};
     const long long begin = (long long)here.image * here.size;
     const float* own = spill + (long long)here.image * gridDim.x * (DOWN * ACROSS);
-    // Everything that does not depend on the row of the table, first: memory answers meanwhile.
     Pixels c, old, d, data;
+    float terms[PIXELS][4];
     EACH_PIXEL {
         const int i = here.top + p, j = here.column;
         const long long at = begin + i * width + j;
-        c[p] = 0.0f;
-        old[p] = here.holds(p) ? x[at] : 0.0f;
-        d[p] = here.holds(p) ? diagonal[at] : 0.0f;
-        data[p] = here.holds(p) ? y[at] : 0.0f;
-        if (!here.holds(p)) continue;
-        if (has_more) c[p] = more[at];
-        const int count = positions.count(i, j);
-        for (int copy = 0, top, left; copy < count; copy++)
-            if (positions.at(copy, i, j, top, left)) c[p] += spilt_on(own, top, left, here);
+        const bool holds = here.holds(p);
+        spilt_on(terms[p], own, i + KERNEL_HEIGHT / 2, j + KERNEL_WIDTH / 2, here);
+        old[p] = holds ? x[at] : 0.0f;
+        d[p] = holds ? diagonal[at] : 0.0f;
+        data[p] = holds ? y[at] : 0.0f;
+        c[p] = holds && has_more ? more[at] : 0.0f;
     }
     const int row = clock[0];
     if (here.thread == 0 && here.tile() == 0) clock[1] = row;
@@ -272,6 +270,13 @@ __global__ void __launch_bounds__(THREADS) primal_step(
     EACH_PIXEL if (here.holds(p)) {
         const int i = here.top + p, j = here.column;
         const long long at = begin + i * width + j;
+        const int count = margins.count(i, j);
+        c[p] += terms[p][0] + terms[p][1] + terms[p][2] + terms[p][3];
+        for (int copy = 1, top, left; copy < count; copy++)
+            if (margins.at(copy, i, j, top, left)) {
+                spilt_on(terms[p], own, top, left, here);
+                c[p] += terms[p][0] + terms[p][1] + terms[p][2] + terms[p][3];
+            }
         const float free = old[p] - tau * c[p], safe = d[p] != 0.0f ? d[p] : 1.0f;
         float z = safe * free, step = tau * safe * safe;
         if (pull > 0.0) {
@@ -289,9 +294,9 @@ __global__ void __launch_bounds__(THREADS) primal_step(
             u[at] = made;
             way += (made - old[p]) * (made - old[p]);
         }
-        const int count = positions.count(i, j);
-        for (int copy = 0, top, left; copy < count; copy++)
-            if (positions.at(copy, i, j, top, left)) bar[top * stride + left] = 2.0f * made - old[p];
+        bar[(i + KERNEL_HEIGHT / 2) * stride + j + KERNEL_WIDTH / 2] = 2.0f * made - old[p];
+        for (int copy = 1, top, left; copy < count; copy++)
+            if (margins.at(copy, i, j, top, left)) bar[top * stride + left] = 2.0f * made - old[p];
     }
     if (observed) {
         const double total = sum_of_threads(way, here);
