@@ -168,6 +168,20 @@ def test_groups_of_some_images_are_those_of_all(fidelity, dual_kernel):
     assert state.memory.total.tolist() == [5, 15]
 
 
+def test_groups_serve_other_networks(monkeypatch, dual_kernel):
+    """Graphs of groups have no norms of filters in them."""
+    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
+    made = []
+    monkeypatch.setattr(
+        Groups, "__init__", lambda *given, init=Groups.__init__: made.append(1) or init(*given)
+    )
+    compare(one_layer("zero", 0.01, "L2"), [10])
+    other = one_layer("zero", 0.01, "L2")
+    other.regularizer.layers[0].skip.weight.data *= 3.0
+    compare(replace(other, weight=0.1), [10])
+    assert made == [1]
+
+
 @pytest.mark.parametrize("blocks", [[2, 1], slow([4, 3])], ids=str)
 def test_a_pooled_layer_and_the_rest_of_the_network(blocks):
     compare(baseline(), blocks)

@@ -136,3 +136,16 @@ def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_pat
     spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
     assert len(spilt) == len(first_layer.NAMES)
     assert max(spilt) <= 2 * side**2, run.stderr
+
+
+def test_compiled_kernels_are_kept_in_the_cache_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert first_layer._cached("key", lambda: b"binary") == b"binary"
+    assert first_layer._cached("key", lambda: pytest.fail("compiled again")) == b"binary"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["key.cubin"]
+
+
+def test_kernels_are_compiled_where_nothing_can_be_kept(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert first_layer._cached("key", lambda: b"binary") == b"binary"

@@ -76,12 +76,12 @@ class Machine:
         """Bytes of all buffers together."""
         return self.buffers.nbytes + sum(each.group.nbytes for each in self._groups.values())
 
-    def groups(self, restarts: Restarts, kind: object) -> Groups:
+    def groups(self, restarts: Restarts) -> Groups:
         """Groups of iterations with restarts of this kind."""
-        if kind not in self._groups:
+        if (kind := restarts.kind_of) not in self._groups:
             parts = self.buffers, self.layer, self.pixels, self.rest
             group = Group(self.buffers, self.layer, partial(_launch_group, *parts), restarts)
-            self._groups[kind] = Groups(group, Replayed)
+            self._groups = {kind: Groups(group, Replayed)}  # in place of others, which are large
         return self._groups[kind]
 
     def take(self, layer: FirstLayer, pixels: Pixels) -> None:
@@ -196,12 +196,11 @@ class FusedIterations(Iterations):
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
     ) -> RestartState | None:
         """In groups of iterations, if they fit (``fused_restarts``)."""
-        kind = restarts.kind_of
-        if self._rest is not None or kind is None or iterations % TEST_EVERY:
+        if self._rest is not None or iterations % TEST_EVERY:
             return None
         self.load(state, active)
         assert self._machine is not None
-        groups, known = self._machine.groups(restarts, kind), state is self._grouped
+        groups, known = self._machine.groups(restarts), state is self._grouped
         with current(self._device):
             if not known:
                 groups.group.load(state, self.coupling)

@@ -106,7 +106,12 @@ class Group:
         batch = len(x)
         self._buffers, self._layer, self._iterate = buffers, layer, iterate
         self.rules, self._recent = restarts.rules, restarts.recent
+        # With tensors in place of numbers, so that graphs serve other networks, too.
         self._coupling = copy.copy(restarts.coupling)
+        self._coupling.weights = {
+            v: {name: x.new_ones(()) for name in row}
+            for v, row in restarts.coupling.weights.items()
+        }
         if isinstance(self._coupling.dual_weight, Tensor):
             self._coupling.dual_weight = x.new_ones(batch)
         self.origin_u, self.origin_v = (
@@ -132,6 +137,9 @@ class Group:
             (self.tau, state.tau), (self.sigma, state.sigma),
         ):  # fmt: skip
             _copy(held, given)
+        for v, row in self._coupling.weights.items():
+            for name, norm in row.items():
+                torch.as_tensor(norm).fill_(coupling.weights[v][name])
         if isinstance(self._coupling.dual_weight, Tensor):
             self._coupling.dual_weight.copy_(torch.as_tensor(coupling.dual_weight))
 

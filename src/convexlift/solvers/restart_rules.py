@@ -249,12 +249,11 @@ class Restarts:
     recent: bool
 
     @property
-    def kind_of(self) -> tuple[Any, ...] | None:
-        """Everything a captured group depends on, or None if that cannot be compared."""
-        norms = tuple((v, *row.items()) for v, row in self.coupling.weights.items())
-        if any(isinstance(norm, Tensor) for _, *row in norms for _, norm in row):
-            return None
-        return self.rules.relaxed, self.recent, norms
+    def kind_of(self) -> tuple[Any, ...]:
+        """Everything that graphs of restarts depend on, besides numbers."""
+        rows = tuple((v, *row) for v, row in self.coupling.weights.items())
+        varies = isinstance(self.coupling.dual_weight, Tensor)
+        return type(self.coupling), self.rules.relaxed, self.recent, rows, varies
 
 
 def only_recent(problem: VariationalProblem, coupling: Coupling) -> bool:
