@@ -26,8 +26,10 @@ SHIFT = tl.constexpr(1.5 * 2.0**20)
 SHIFT_BITS = tl.constexpr(0x41380000)
 """The upper 32 bits of SHIFT; their difference to those of a sum is the integer part."""
 UNIT = tl.constexpr(2.0**-32)
-USUAL = tl.constexpr(2)
-"""Rays of a run near a pixel, in most runs of a fan."""
+ROUND = tl.constexpr(1.5 * 2.0**23)
+"""Added in single precision to a number up to 2^22, it leaves no bits for the fraction."""
+ROUND_BITS = tl.constexpr(0x4B400000)
+"""The bits of ROUND; their difference to those of a sum is the nearest integer."""
 
 
 @triton.jit
@@ -121,58 +123,72 @@ def backproject_parallel(
 
 @triton.jit
 def backproject_fans(
-    sinograms, fan, places, images,
-    height, width, rays, run_count, batch,
-    GROUP: tl.constexpr, MOST: tl.constexpr, UNROLL: tl.constexpr,
+    sinograms, guess, line, offset, places, entries, bounds, images,
+    height, width, rays, batch, tall, broad,
+    GROUP: tl.constexpr, ENTRY: tl.constexpr, USUAL: tl.constexpr, MOST: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """``backproject_parallel`` for fans on flat detectors; ``fan`` and ``places`` as in FanRuns.
+    """``backproject_parallel`` for fans on flat detectors, with the tables of FanRuns.
 
-    Tables are padded to a multiple of UNROLL runs.
+    A region has ``tall`` rows of ``broad`` tiles.
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
     i, j = _tile(width, TILE_HEIGHT, TILE_WIDTH)
-    # Lanes beyond the image have the place of its last pixel: no divisor is zero there.
-    row, column = tl.minimum(i, height - 1).to(tl.float64), tl.minimum(j, width - 1).to(tl.float64)
+    # Lanes beyond the image have the place of its last pixel: no denominator is zero there.
+    row, column = tl.minimum(i, height - 1), tl.minimum(j, width - 1)
     values = sinograms + group.to(tl.int64) * rays * GROUP + image[None, :]
-    kind = sinograms.dtype.element_ty
-    total = tl.zeros((TILE_HEIGHT * TILE_WIDTH, GROUP), kind)
-    run = 0
-    while run < run_count:
-        for _ in tl.static_range(UNROLL):
-            a, b = fan + run * 13, places + run * 4
-            minus = tl.load(a) * row + (tl.load(a + 1) * column + tl.load(a + 2))
-            below = tl.load(a + 3) * row + (tl.load(a + 4) * column + tl.load(a + 5))
-            step = tl.load(a + 6) * row + (tl.load(a + 7) * column + tl.load(a + 8))
-            # The neighbour on the side of smaller bins: rays beyond it come in order.
-            way = tl.where(step > 0, 1.0, -1.0).to(tl.float64)
-            minus -= way * tl.load(a + 9)
-            below -= way * tl.load(a + 10)
-            before, f = _split(_shifted(_quotient(minus, below, kind), kind), kind)
-            ray, first, count, most = tl.load(b), tl.load(b + 1), tl.load(b + 2), tl.load(b + 3)
-            begin = tl.maximum(before + 1, first)
-            scale, bins = (way * below).to(kind), (begin - before).to(kind) - f
-            u, v = tl.load(a + 11).to(kind), tl.load(a + 12).to(kind)
-            divisor = u + v * begin.to(kind)
-            at, nth = values + ((ray + begin) * GROUP)[:, None], begin - first
-            for k in tl.static_range(USUAL):
-                total += _of_fan(at + k * GROUP, scale, bins + k, divisor + k * v, nth + k, count)
-            if most > USUAL:
-                for k in tl.static_range(USUAL, MOST):
-                    total += _of_fan(
-                        at + k * GROUP, scale, bins + k, divisor + k * v, nth + k, count
-                    )
-            run += 1
+    total = tl.zeros((TILE_HEIGHT * TILE_WIDTH, GROUP), sinograms.dtype.element_ty)
+    across = tl.cdiv(width, TILE_WIDTH)
+    down, right = tl.program_id(0) // across // tall, tl.program_id(0) % across // broad
+    at = bounds + (down * tl.cdiv(across, broad) + right) * 3
+    begin, middle, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    total = _of_fans(
+        total, values, row, column, guess, line, offset, places, entries, begin, middle,
+        GROUP, ENTRY, USUAL, MOST,
+    )  # fmt: skip
+    total = _of_fans(
+        total, values, column, row, guess, line, offset, places, entries, middle, end,
+        GROUP, ENTRY, USUAL, MOST,
+    )  # fmt: skip
     _store_tile(images, total, i, j, group * GROUP + image, height, width, batch)
 
 
 @triton.jit
-def _of_fan(at, scale, bins, divisor, nth, count):
-    """What a ray contributes to pixels: the nth of a run, so many bins away."""
-    weight = 1 - tl.abs(scale * bins / divisor - 1)
-    near = (weight > 0) & _within(nth, count)
-    y = tl.load(at, mask=near[:, None], other=0.0)
-    return tl.where(near, weight, 0.0)[:, None] * y
+def _of_fans(
+    total, values, step, across, guess, line, offset, places, entries, entry, end,
+    GROUP: tl.constexpr, ENTRY: tl.constexpr, USUAL: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Add what the runs between two entries contribute to pixels ``across`` of lines ``step``."""
+    near_step, near_across = step.to(tl.float32), across.to(tl.float32)
+    step, across = step.to(tl.float64), across.to(tl.float64)
+    while entry < end:
+        run = tl.load(entries + entry).to(tl.uint32)
+        run, most = (run // ENTRY).to(tl.int32), (run % ENTRY).to(tl.int32)
+        a, b, c = guess + run * 6, line + run * 4, places + run * 3
+        top = tl.load(a) * near_step + (tl.load(a + 1) * near_across + tl.load(a + 2))
+        bottom = tl.load(a + 3) * near_step + (tl.load(a + 4) * near_across + tl.load(a + 5))
+        root = tl.rsqrt(bottom)  # one instruction, which a division is not
+        k = ((top * root) * root + ROUND).to(tl.int32, bitcast=True) - ROUND_BITS
+        k = tl.maximum(tl.minimum(k, tl.load(c + 2) - most), 0)
+        distance = tl.load(b) + tl.load(b + 1) * step - across
+        scale = tl.load(b + 2) + tl.load(b + 3) * step
+        at, ray = values + ((tl.load(c) + k) * GROUP)[:, None], offset + (tl.load(c + 1) + k)
+        for n in tl.static_range(USUAL):
+            total += _of_ray(at + n * GROUP, ray + n, distance, scale)
+        if most > USUAL:
+            for n in tl.static_range(USUAL, MOST):
+                if n < most:
+                    total += _of_ray(at + n * GROUP, ray + n, distance, scale)
+        entry += 1
+    return total
+
+
+@triton.jit
+def _of_ray(at, offset, distance, scale):
+    """What a ray contributes to pixels."""
+    y = tl.load(at)
+    weight = 1 - tl.abs(distance + scale * tl.load(offset)).to(y.dtype)
+    return tl.maximum(weight, 0.0)[:, None] * y
 
 
 @triton.jit

@@ -14,13 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch, kernel_errors, kernel_module
+from convexlift.operators.tomography.fan_layout import ENTRY, USUAL, fan_runs
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.ray_layout import (
-    fan_runs,
-    parallel_turns,
-    ray_blocks,
-    ray_runs,
-)
+from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.rays import Grid, Lines, crossings
 
 LARGEST = 2**31
@@ -103,13 +99,11 @@ class RayKernels:
             self._turns = moved(turn), moved(gap, dtype), turns.most
         else:
             runs = ray_runs(by_rows, by_columns, grid, self.sinogram_shape)
-            # Far sources cost the closed form digits of which double precision has none to spare.
-            fans = fan_runs(lines, grid, runs.runs) if dtype == torch.float32 else None
+            fans = fan_runs(lines, grid, runs, tiling.pixels)
             if fans is not None and fans.most <= MOST:
-                more = -len(runs.runs) % tiling.turns  # runs of no rays, of any fan
-                fan = np.pad(fans.fan, ((0, more), (0, 0)), "edge")
-                places = np.pad(fans.places, ((0, more), (0, 0)))
-                self._fans = moved(fan), moved(places), fans.most
+                tables = (fans.guess, fans.line, fans.offset, fans.places)
+                lists = (fans.entries, fans.bounds)
+                self._fans = [moved(t) for t in (*tables, *lists)], fans.region, fans.most
             else:
                 self._runs = moved(runs.start), moved(runs.slope), moved(runs.runs), runs.longest
 
@@ -195,11 +189,11 @@ class RayKernels:
                 MOST=most, UNROLL=tiling.turns, **options,
             )  # fmt: skip
         elif self._fans is not None:
-            fan, places, most = self._fans
+            tables, region, most = self._fans
             self._launch(
-                "backproject_fans", (tiles, len(values)), values, fan, places, x,
-                height, width, angles * bins, len(places), batch,
-                MOST=most, UNROLL=tiling.turns, **options,
+                "backproject_fans", (tiles, len(values)), values, *tables, x,
+                height, width, angles * bins, batch, *region,
+                ENTRY=ENTRY, USUAL=USUAL, MOST=most, **options,
             )  # fmt: skip
         else:
             assert self._runs is not None
