@@ -125,70 +125,91 @@ def backproject_parallel(
 def backproject_fans(
     sinograms, guess, line, offset, places, entries, bounds, images,
     height, width, rays, batch, tall, broad,
-    GROUP: tl.constexpr, ENTRY: tl.constexpr, USUAL: tl.constexpr, MOST: tl.constexpr,
+    GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """``backproject_parallel`` for fans on flat detectors, with the tables of FanRuns.
 
+    A lane has 2 x 2 pixels: two next to each other on a line, a row or a column, share their rays.
     A region has ``tall`` rows of ``broad`` tiles.
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
-    i, j = _tile(width, TILE_HEIGHT, TILE_WIDTH)
+    i, j = _tile(tl.cdiv(width, 2), TILE_HEIGHT // 2, TILE_WIDTH // 2)
+    i, j = 2 * i, 2 * j
     # Lanes beyond the image have the place of its last pixel: no denominator is zero there.
     row, column = tl.minimum(i, height - 1), tl.minimum(j, width - 1)
     values = sinograms + group.to(tl.int64) * rays * GROUP + image[None, :]
-    total = tl.zeros((TILE_HEIGHT * TILE_WIDTH, GROUP), sinograms.dtype.element_ty)
+    a = tl.zeros((TILE_HEIGHT * TILE_WIDTH // 4, GROUP), sinograms.dtype.element_ty)
+    b, c, d = a, a, a  # a and b are on a row, c and d below
     across = tl.cdiv(width, TILE_WIDTH)
     down, right = tl.program_id(0) // across // tall, tl.program_id(0) % across // broad
     at = bounds + (down * tl.cdiv(across, broad) + right) * 3
     begin, middle, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    total = _of_fans(
-        total, values, row, column, guess, line, offset, places, entries, begin, middle,
-        GROUP, ENTRY, USUAL, MOST,
+    a, b, c, d = _of_fans(
+        a, b, c, d, values, row, column, guess, line, offset, places, entries,
+        begin, middle, GROUP, ENTRY, AT_ONCE,
     )  # fmt: skip
-    total = _of_fans(
-        total, values, column, row, guess, line, offset, places, entries, middle, end,
-        GROUP, ENTRY, USUAL, MOST,
+    a, c, b, d = _of_fans(
+        a, c, b, d, values, column, row, guess, line, offset, places, entries,
+        middle, end, GROUP, ENTRY, AT_ONCE,
     )  # fmt: skip
-    _store_tile(images, total, i, j, group * GROUP + image, height, width, batch)
+    number = group * GROUP + image
+    _store_tile(images, a, i, j, number, height, width, batch)
+    _store_tile(images, b, i, j + 1, number, height, width, batch)
+    _store_tile(images, c, i + 1, j, number, height, width, batch)
+    _store_tile(images, d, i + 1, j + 1, number, height, width, batch)
 
 
 @triton.jit
 def _of_fans(
-    total, values, step, across, guess, line, offset, places, entries, entry, end,
-    GROUP: tl.constexpr, ENTRY: tl.constexpr, USUAL: tl.constexpr, MOST: tl.constexpr,
+    a, b, c, d, values, step, across, guess, line, offset, places, entries, entry, end,
+    GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add what the runs between two entries contribute to pixels ``across`` of lines ``step``."""
-    near_step, near_across = step.to(tl.float32), across.to(tl.float32)
+    """Add the rays of some entries to pixels a, b next to each other on a line; c, d on the next."""
+    x, y = step.to(tl.float32), across.to(tl.float32)
     step, across = step.to(tl.float64), across.to(tl.float64)
     while entry < end:
-        run = tl.load(entries + entry).to(tl.uint32)
-        run, most = (run // ENTRY).to(tl.int32), (run % ENTRY).to(tl.int32)
-        a, b, c = guess + run * 6, line + run * 4, places + run * 3
-        top = tl.load(a) * near_step + (tl.load(a + 1) * near_across + tl.load(a + 2))
-        bottom = tl.load(a + 3) * near_step + (tl.load(a + 4) * near_across + tl.load(a + 5))
-        root = tl.rsqrt(bottom)  # one instruction, which a division is not
-        k = ((top * root) * root + ROUND).to(tl.int32, bitcast=True) - ROUND_BITS
-        k = tl.maximum(tl.minimum(k, tl.load(c + 2) - most), 0)
-        distance = tl.load(b) + tl.load(b + 1) * step - across
-        scale = tl.load(b + 2) + tl.load(b + 3) * step
-        at, ray = values + ((tl.load(c) + k) * GROUP)[:, None], offset + (tl.load(c + 1) + k)
-        for n in tl.static_range(USUAL):
-            total += _of_ray(at + n * GROUP, ray + n, distance, scale)
-        if most > USUAL:
-            for n in tl.static_range(USUAL, MOST):
-                if n < most:
-                    total += _of_ray(at + n * GROUP, ray + n, distance, scale)
+        run, latest = _two(entries + entry, tl.uint32)
+        run, more = (run // ENTRY).to(tl.int32), (run % ENTRY).to(tl.int32)
+        first, where = _two(places + run, tl.int32)
+        at, ray, latest = values + (first + more) * GROUP, offset + where + more, latest.to(tl.int32)
+        t_0, t_1 = _two(guess + run * 3, tl.float32)
+        t_2, b_0 = _two(guess + run * 3 + 1, tl.float32)
+        b_1, b_2 = _two(guess + run * 3 + 2, tl.float32)
+        top, bottom = t_0 * x + (t_1 * y + t_2), b_0 * x + (b_1 * y + b_2)
+        slope, growth = tl.load(line + run * 4 + 1), tl.load(line + run * 4 + 3)
+        apart = tl.load(line + run * 4) + slope * step - across
+        scale = tl.load(line + run * 4 + 2) + growth * step
+        a, b = _of_rays(a, b, at, ray, latest, top, bottom, apart, scale, GROUP, AT_ONCE)
+        top, bottom, apart, scale = top + t_0, bottom + b_0, apart + slope, scale + growth
+        c, d = _of_rays(c, d, at, ray, latest, top, bottom, apart, scale, GROUP, AT_ONCE)
         entry += 1
-    return total
+    return a, b, c, d
 
 
 @triton.jit
-def _of_ray(at, offset, distance, scale):
-    """What a ray contributes to pixels."""
-    y = tl.load(at)
-    weight = 1 - tl.abs(distance + scale * tl.load(offset)).to(y.dtype)
-    return tl.maximum(weight, 0.0)[:, None] * y
+def _of_rays(
+    a, b, at, ray, latest, top, bottom, apart, scale, GROUP: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Add the rays from the nearest integer to top / bottom on to two pixels of a line."""
+    root = tl.rsqrt(bottom)  # one instruction, which a division is not
+    k = (top * root * root + ROUND).to(tl.int32, bitcast=True) - ROUND_BITS
+    k = tl.maximum(tl.minimum(k, latest), 0)
+    at, ray = at + (k * GROUP)[:, None], ray + k
+    for n in tl.static_range(AT_ONCE):
+        values = tl.load(at + n * GROUP)
+        distance = (apart + scale * tl.load(ray + n)).to(values.dtype)
+        a += tl.maximum(1 - tl.abs(distance), 0.0)[:, None] * values
+        b += tl.maximum(1 - tl.abs(distance - 1), 0.0)[:, None] * values
+    return a, b
+
+
+@triton.jit
+def _two(at, kind: tl.constexpr):
+    """Two numbers of 32 bits that are next to each other, in one load."""
+    both = tl.load(at)
+    first, second = both.to(tl.int32), (both >> 32).to(tl.int32)
+    return first.to(kind, bitcast=True), second.to(kind, bitcast=True)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch, kernel_errors, kernel_module
-from convexlift.operators.tomography.fan_layout import ENTRY, USUAL, fan_runs
+from convexlift.operators.tomography.fan_layout import ENTRY, fan_runs
 from convexlift.operators.tomography.joseph import Joseph
 from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.rays import Grid, Lines, crossings
@@ -100,10 +100,11 @@ class RayKernels:
         else:
             runs = ray_runs(by_rows, by_columns, grid, self.sinogram_shape)
             fans = fan_runs(lines, grid, runs, tiling.pixels)
-            if fans is not None and fans.most <= MOST:
-                tables = (fans.guess, fans.line, fans.offset, fans.places)
-                lists = (fans.entries, fans.bounds)
-                self._fans = [moved(t) for t in (*tables, *lists)], fans.region, fans.most
+            if fans is not None:
+                pairs = (a.view(np.int64) for a in (fans.guess, fans.places, fans.entries))
+                guess, places, entries = map(moved, pairs)
+                tables = (guess, moved(fans.line), moved(fans.offset), places, entries)
+                self._fans = (*tables, moved(fans.bounds)), fans.region, fans.at_once
             else:
                 self._runs = moved(runs.start), moved(runs.slope), moved(runs.runs), runs.longest
 
@@ -189,11 +190,12 @@ class RayKernels:
                 MOST=most, UNROLL=tiling.turns, **options,
             )  # fmt: skip
         elif self._fans is not None:
-            tables, region, most = self._fans
+            tables, region, at_once = self._fans
+            options["num_warps"] = max(1, size // 128)
             self._launch(
                 "backproject_fans", (tiles, len(values)), values, *tables, x,
                 height, width, angles * bins, batch, *region,
-                ENTRY=ENTRY, USUAL=USUAL, MOST=most, **options,
+                ENTRY=ENTRY, AT_ONCE=at_once, **options,
             )  # fmt: skip
         else:
             assert self._runs is not None
