@@ -123,7 +123,7 @@ def backproject_parallel(
 
 @triton.jit
 def backproject_fans(
-    sinograms, guess, line, offset, places, entries, bounds, images,
+    sinograms, guess, line, offsets, places, entries, bounds, images,
     height, width, rays, batch, tall, broad,
     GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
@@ -146,11 +146,11 @@ def backproject_fans(
     at = bounds + (down * tl.cdiv(across, broad) + right) * 3
     begin, middle, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     a, b, c, d = _of_fans(
-        a, b, c, d, values, row, column, guess, line, offset, places, entries,
+        a, b, c, d, values, row, column, guess, line, offsets, places, entries,
         begin, middle, GROUP, ENTRY, AT_ONCE,
     )  # fmt: skip
     a, c, b, d = _of_fans(
-        a, c, b, d, values, column, row, guess, line, offset, places, entries,
+        a, c, b, d, values, column, row, guess, line, offsets, places, entries,
         middle, end, GROUP, ENTRY, AT_ONCE,
     )  # fmt: skip
     number = group * GROUP + image
@@ -162,29 +162,48 @@ def backproject_fans(
 
 @triton.jit
 def _of_fans(
-    a, b, c, d, values, step, across, guess, line, offset, places, entries, entry, end,
+    a, b, c, d, values, step, across, guess, line, offsets, places, entries, entry, end,
     GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Add the rays of some entries to pixels a, b next to each other on a line; c, d on the next."""
+    """Add the rays of some entries to pixels a, b of a line, and c, d beside them on the next."""
     x, y = step.to(tl.float32), across.to(tl.float32)
     step, across = step.to(tl.float64), across.to(tl.float64)
+    # Tables are loaded an entry ahead, since there are too few warps to wait for them.
+    this, following = tl.load(entries + entry), tl.load(entries + entry + 1)
+    place, g_0, g_1, g_2, start, slope, origin, growth = _run(this, guess, line, places, ENTRY)
     while entry < end:
-        run, latest = _two(entries + entry, tl.uint32)
-        run, more = (run // ENTRY).to(tl.int32), (run % ENTRY).to(tl.int32)
-        first, where = _two(places + run, tl.int32)
-        at, ray, latest = values + (first + more) * GROUP, offset + where + more, latest.to(tl.int32)
-        t_0, t_1 = _two(guess + run * 3, tl.float32)
-        t_2, b_0 = _two(guess + run * 3 + 1, tl.float32)
-        b_1, b_2 = _two(guess + run * 3 + 2, tl.float32)
+        number, latest = _two(this, tl.uint32)
+        first, where = _two(place, tl.int32)
+        more, latest = (number % ENTRY).to(tl.int32), latest.to(tl.int32)
+        at, ray = values + (first + more) * GROUP, offsets + where + more
+        t_0, t_1 = _two(g_0, tl.float32)
+        t_2, b_0 = _two(g_1, tl.float32)
+        b_1, b_2 = _two(g_2, tl.float32)
         top, bottom = t_0 * x + (t_1 * y + t_2), b_0 * x + (b_1 * y + b_2)
-        slope, growth = tl.load(line + run * 4 + 1), tl.load(line + run * 4 + 3)
-        apart = tl.load(line + run * 4) + slope * step - across
-        scale = tl.load(line + run * 4 + 2) + growth * step
-        a, b = _of_rays(a, b, at, ray, latest, top, bottom, apart, scale, GROUP, AT_ONCE)
-        top, bottom, apart, scale = top + t_0, bottom + b_0, apart + slope, scale + growth
-        c, d = _of_rays(c, d, at, ray, latest, top, bottom, apart, scale, GROUP, AT_ONCE)
+        apart, scale = start + slope * step - across, origin + growth * step
+        next_top, next_bottom, next_apart, next_scale = (
+            top + t_0, bottom + b_0, apart + slope, scale + growth
+        )  # fmt: skip
         entry += 1
+        this, following = following, tl.load(entries + entry + 1)
+        place, g_0, g_1, g_2, start, slope, origin, growth = _run(this, guess, line, places, ENTRY)
+        a, b = _of_rays(a, b, at, ray, latest, top, bottom, apart, scale, GROUP, AT_ONCE)
+        c, d = _of_rays(
+            c, d, at, ray, latest, next_top, next_bottom, next_apart, next_scale, GROUP, AT_ONCE
+        )
     return a, b, c, d
+
+
+@triton.jit
+def _run(entry, guess, line, places, ENTRY: tl.constexpr):
+    """What tables have about the run of an entry, pairs of numbers not yet split."""
+    number, _ = _two(entry, tl.uint32)  # whose division is a shift
+    run = (number // ENTRY).to(tl.int32)
+    near, exact = guess + run * 3, line + run * 4
+    return (
+        tl.load(places + run), tl.load(near), tl.load(near + 1), tl.load(near + 2),
+        tl.load(exact), tl.load(exact + 1), tl.load(exact + 2), tl.load(exact + 3),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -205,9 +224,8 @@ def _of_rays(
 
 
 @triton.jit
-def _two(at, kind: tl.constexpr):
-    """Two numbers of 32 bits that are next to each other, in one load."""
-    both = tl.load(at)
+def _two(both, kind: tl.constexpr):
+    """Two numbers of 32 bits that were loaded at once."""
     first, second = both.to(tl.int32), (both >> 32).to(tl.int32)
     return first.to(kind, bitcast=True), second.to(kind, bitcast=True)
 

@@ -18,7 +18,7 @@ lost to the distance of the source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,20 @@ from convexlift.operators.tomography.rays import Floats, Grid, Lines
 Counts = NDArray[np.int64]
 ENTRY = 32
 """Entries begin with ENTRY * run + rays before."""
-MOST = 16
+MOST = 24
 """The most rays near two pixels; more of them are found by bisection."""
+LARGEST_ENTRY = 8
+"""The most rays of an entry, whose loop is unrolled."""
 OVERHEAD = 2
 """An entry's work apart from its rays, compared with that for a ray."""
 REGIONS = 16
 """Rows, and columns, of regions; each has a list of entries, so more regions need more memory."""
-STRAIGHT_TOLERANCE = 1e-13
-"""Rounding may turn a fan's rays by this angle away from equal distances on a flat detector."""
-LARGEST_SLACK = 0.25
-"""The most rays by which k(d) may be too small in single precision."""
+PARTS = (1, 2, 4, 8, 16)
+"""Parts of a view in which a curved detector may be nearly flat."""
+LARGEST_ERROR = 0.125
+"""The most rays by which k(d) may be wrong in single precision, or on a curved detector."""
+AHEAD = 2
+"""Entries that kernels load ahead."""
 CLEARANCE = 2.0
 """Pixels between the image and the line through a source that is parallel to its detector."""
 NEAREST = 1e-3
@@ -59,8 +63,8 @@ class FanRuns:
         guess: numerator and denominator of the first ray near two pixels, plus 1/2, as affine
             functions of the pixels' line and of the first one's place across; (runs, 6), float32.
         line: c and scale as affine functions of the line; (runs, 4).
-        offset: of each ray, all runs one after the other.
-        places: the first ray of a run in the sinogram, and in ``offset``; (runs, 2).
+        offsets: of each ray, all runs one after the other.
+        places: the first ray of a run in the sinogram, and in ``offsets``; (runs, 2).
         entries: the runs that pass a region, those by rows first: ENTRY * run + rays before these,
             and the last possible number of the first ray; (entries, 2).
         bounds: where a region's runs by rows begin, those by columns begin, and end; (regions, 3).
@@ -70,7 +74,7 @@ class FanRuns:
 
     guess: NDArray[np.float32]
     line: Floats
-    offset: Floats
+    offsets: Floats
     places: Integers
     entries: Integers
     bounds: Integers
@@ -79,25 +83,38 @@ class FanRuns:
 
 
 def fan_runs(lines: Lines, grid: Grid, found: RayRuns, tile: tuple[int, int]) -> FanRuns | None:
-    """For fans on flat detectors, with sources and rays that are not too near; else None."""
-    runs = _runs(lines, grid, found)
-    if runs is None:
+    """For fans, unless sources or rays are too near; else None.
+
+    A curved detector is nearly flat in parts.
+    """
+    if np.ptp(lines.x, axis=1).any() or np.ptp(lines.y, axis=1).any() or not len(found.runs):
         return None
-    guess, slack = _guess(runs)
+    for parts in PARTS:
+        if lines.x.shape[1] >= 3 * parts:
+            runs = _runs(lines, grid, found, parts)
+            if runs is not None:
+                return _layout(runs, grid, found, tile, lines.x.size)
+    return None
+
+
+def _layout(
+    runs: _Runs, grid: Grid, found: RayRuns, tile: tuple[int, int], rays: int
+) -> FanRuns | None:
+    """Unless there are too many rays near a pixel."""
     region, low, high = _regions(grid, tile)
-    passes, most = _near(runs, low, high, slack)
-    if slack.max() > LARGEST_SLACK or most[passes].max(initial=1) > MOST:
+    passes, most = _near(runs, low, high)
+    if most[passes].max(initial=1) > MOST:
         return None
-    at_once = _at_once(most[passes], runs.count, lines.x.size)
+    at_once = _at_once(most[passes], runs.count, rays)
     length = _rounded_up(runs.count, at_once)
-    begin = np.minimum(runs.first, lines.x.size - length)  # placeholders are in the sinogram, too
-    guess[:3] += (runs.first - begin) * guess[3:]
+    begin = np.minimum(runs.first, rays - length)  # placeholders are in the sinogram, too
     entries, bounds = _entries(passes, most, runs.along, length, at_once)
-    scale = np.stack([-runs.source, np.ones_like(runs.source)]) / (runs.edge - runs.source)
+    start, slope = found.start[runs.first], found.slope[runs.first]
+    reach = runs.edge - runs.source
     return FanRuns(
-        guess=np.ascontiguousarray(guess.T, dtype=np.float32),
-        line=np.stack([found.start[runs.first], found.slope[runs.first], *scale], axis=1),
-        offset=_offsets(runs, found, begin, length),
+        guess=_guess(runs, runs.first - begin),
+        line=np.stack([start, slope, -runs.source / reach, 1 / reach], axis=1),
+        offsets=_offsets(runs, found, begin, length),
         places=np.stack([begin, np.cumsum(length) - length], axis=1).astype(np.int32),
         entries=entries,
         bounds=bounds,
@@ -119,8 +136,7 @@ class _Runs:
         rising: whether larger k are at larger places.
         source: its line.
         edge: the line of the image that is farthest from it, on the side of the rays.
-        steps: the number of lines.
-        size: the number of places.
+        wrong: by how many rays k(d) may be wrong in single precision.
     """
 
     first: Counts
@@ -131,20 +147,16 @@ class _Runs:
     rising: NDArray[np.bool_]
     source: Floats
     edge: Counts
-    steps: Counts
-    size: Counts
+    wrong: Floats
 
 
-def _runs(lines: Lines, grid: Grid, found: RayRuns) -> _Runs | None:
-    """Unless detectors are not flat, or sources too near."""
-    pencils = _pencils(lines, grid)
-    if pencils is None or not len(found.runs):
-        return None
+def _runs(lines: Lines, grid: Grid, found: RayRuns, parts: int) -> _Runs | None:
+    """With views in parts; None where sources are too near, or parts of the detector not flat."""
     bins = lines.x.shape[1]
-    first, count, along, _ = found.runs.T.astype(np.int64)
+    first, count, along, part = _split(found.runs.astype(np.int64), bins, parts)
     view, each, across = first // bins, np.arange(len(first)), 1 - along
-    u, v = (part[:, view] for part in pencils)
-    u = u + first % bins * v
+    u, v = _pencils(lines, grid, view, part, parts)
+    u = u + (first % bins - _edges(bins, parts)[part]) * v
     source = np.stack([grid.rows(lines.y[view, 0]), grid.columns(lines.x[view, 0])])
     facing = np.sign(_cross(u, v))
     order = np.stack([along, across, np.full_like(along, 2)])
@@ -160,27 +172,64 @@ def _runs(lines: Lines, grid: Grid, found: RayRuns) -> _Runs | None:
     if not (far & (ends[0] * ends[1] > 0)).all():
         return None
     rising = np.where(along, -facing, facing) * ends[0] > 0
-    return _Runs(
-        first, count, along, top, bottom, rising, source[along, each], edge, steps, size
-    )  # fmt: skip
+    # Affine functions take five roundings, and the reciprocal is not quite one.
+    terms = [_at(np.abs(form), steps, size + 2) for form in (top, bottom)]
+    largest = count + 2 * MOST
+    wrong = 2.0**-24 * (5 * (terms[0] + largest * terms[1]) / corners.min(0) + 8 * largest)
+    runs = _Runs(first, count, along, top, bottom, rising, source[along, each], edge, wrong)
+    runs = replace(runs, wrong=wrong + _bent(runs, found))
+    return runs if runs.wrong.max() <= LARGEST_ERROR else None
 
 
-def _guess(runs: _Runs) -> tuple[Floats, Floats]:
-    """FanRuns.guess, transposed, and by how many rays it may be too small.
+def _split(runs: Counts, bins: int, parts: int) -> tuple[Counts, Counts, Counts, Counts]:
+    """First ray, count and axis of runs that end with parts of their views, and the part."""
+    edges, begin = _edges(bins, parts), runs[:, 0] % bins
+    low = np.maximum(begin, edges[:-1, None])
+    high = np.minimum(begin + runs[:, 1], edges[1:, None])
+    run, part = np.nonzero((low < high).T)
+    first = runs[run, 0] - begin[run] + low[part, run]
+    return first, (high - low)[part, run], runs[run, 2], part
+
+
+def _edges(bins: int, parts: int) -> Counts:
+    """The first bins of parts of a view, and the number of bins."""
+    return np.arange(parts + 1) * bins // parts
+
+
+def _pencils(
+    lines: Lines, grid: Grid, view: Counts, part: Counts, parts: int
+) -> tuple[Floats, Floats]:
+    """u and v of parts of views, by their first, middle and last bins; (2, runs)."""
+    edges = _edges(lines.x.shape[1], parts)
+    rays = np.stack([-lines.dy / grid.pixel_height, lines.dx / grid.pixel_width])
+    first, last = edges[part], edges[part + 1] - 1
+    middle = (first + last) // 2
+    begin, between, end = (rays[:, view, b] for b in (first, middle, last))
+    scale = -_cross(between, begin) * (last - middle)
+    scale /= _cross(between, end) * (middle - first)
+    return begin, (scale * end - begin) / (last - first)
+
+
+def _bent(runs: _Runs, found: RayRuns) -> Floats:
+    """By how many rays k(d) is wrong on the rays themselves."""
+    number, run, begins = _one_after_another(runs.count)
+    ray = runs.first[run] + number
+    line, place = runs.edge[run], found.start[ray] + found.slope[ray] * runs.edge[run]
+    k = _at(runs.top[:, run], line, place) / _at(runs.bottom[:, run], line, place)
+    return np.maximum.reduceat(np.abs(k - number), begins)
+
+
+def _guess(runs: _Runs, before: Counts) -> NDArray[np.float32]:
+    """FanRuns.guess with so many placeholders before the first ray.
 
     The first ray near two pixels comes after k(d) of the place beside them where rays have smaller
-    numbers. Single precision may be wrong by half of the slack, so that much is taken off.
+    numbers; and by as much as it may be wrong, it shall rather be too small.
     """
-    beside = np.where(runs.rising, -1, 2)
-    top, bottom = (form + _moved(form, beside) for form in (runs.top, runs.bottom))
-    top = top + 0.5 * bottom
-    terms = [_at(np.abs(form), runs.steps, runs.size) for form in (top, bottom)]
-    ends = [(a, b) for a in (0, runs.steps) for b in (0, runs.size - 1)]
-    smallest = np.min([_at(bottom, a, b) for a, b in ends], axis=0)
-    largest = runs.count + 2 * MOST
-    # Each affine function takes five roundings, and the reciprocal is not quite one.
-    wrong = 2.0**-24 * (5 * (terms[0] + largest * terms[1]) / smallest + 8 * largest)
-    return np.concatenate([top - wrong * bottom, bottom]) / terms[1], 2 * wrong
+    top = runs.top + (before + 0.5 - runs.wrong) * runs.bottom
+    guess = np.stack([*top, *runs.bottom])
+    guess[[2, 5]] += np.where(runs.rising, -1, 2) * guess[[1, 4]]
+    guess /= np.abs(runs.bottom).max(0)
+    return np.ascontiguousarray(guess.T, dtype=np.float32)
 
 
 def _regions(grid: Grid, tile: tuple[int, int]) -> tuple[tuple[int, int], Counts, Counts]:
@@ -194,28 +243,23 @@ def _regions(grid: Grid, tile: tuple[int, int]) -> tuple[tuple[int, int], Counts
     return region, low, np.minimum(low.T + extents, sizes).T - 1
 
 
-def _near(runs: _Runs, low: Counts, high: Counts, slack: Floats) -> tuple[Any, Counts]:
+def _near(runs: _Runs, low: Counts, high: Counts) -> tuple[NDArray[np.bool_], Counts]:
     """Whether a run passes a region, and how many rays can be near two pixels; (runs, regions).
 
-    From a place to the one at a distance of 3, k(d) grows by 3 turn / (bottom there bottom here).
+    From a place to that at a distance of 3, k(d) grows by 3 turn / (bottom here bottom there).
     """
     along, across = runs.along, 1 - runs.along
-    corners = [
-        (a, b)
-        for a in (low[along], high[along])
-        for b in (low[across] - 1, high[across] + 2)
-    ]  # fmt: skip
+    lines, places = (low[along], high[along]), (low[across] - 1, high[across] + 2)
     change = runs.top[1] * runs.bottom - runs.bottom[1] * runs.top
     # Quotients of affine functions are largest and smallest at corners.
     top, bottom, turn = (
-        np.stack([_at(form[..., None], a, b) for a, b in corners])
+        np.stack([_at(form[..., None], a, b) for a in lines for b in places])
         for form in (runs.top, runs.bottom, change)
     )
-    k = top / bottom
-    wide = slack[:, None]
-    passes = (k.max(0) >= -wide) & (k.min(0) <= runs.count[:, None] - 1 + wide)
+    k, wrong, count = top / bottom, runs.wrong[:, None], runs.count[:, None]
+    passes = (k.max(0) >= -wrong) & (k.min(0) <= count - 1 + wrong)
     span = 3 * (np.abs(turn) / bottom).max(0) * (1 / bottom).max(0)
-    return passes, np.minimum(np.ceil(span + wide), runs.count[:, None]).astype(np.int64)
+    return passes, np.minimum(np.ceil(span + 2 * wrong), count).astype(np.int64)
 
 
 def _at_once(most: Counts, count: Counts, rays: int) -> int:
@@ -226,56 +270,39 @@ def _at_once(most: Counts, count: Counts, rays: int) -> int:
         entries = _rounded_up(most, at_once).sum() / at_once
         return float(entries) * (at_once + OVERHEAD) if fits else np.inf
 
-    return min(range(1, MOST + 1), key=work)
+    return min(range(1, LARGEST_ENTRY + 1), key=work)
 
 
 def _entries(
     passes: NDArray[np.bool_], most: Counts, along: Counts, length: Counts, at_once: int
 ) -> tuple[Integers, Integers]:
     """FanRuns.entries and FanRuns.bounds."""
-    most = np.where(passes, _rounded_up(most, at_once), 0)
-    place, run = np.nonzero(passes.T)
-    repeats = most[run, place] // at_once
-    place, run = np.repeat(place, repeats), np.repeat(run, repeats)
-    number = np.arange(len(run)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    entries = np.stack([ENTRY * run + at_once * number, length[run] - most[run, place]], axis=1)
-    ends = np.cumsum(most.sum(0)) // at_once
-    begins = np.append(0, ends[:-1])
-    bounds = [begins, begins + most[along == 0].sum(0) // at_once, ends]
-    return entries.astype(np.int32), np.stack(bounds, axis=1).astype(np.int32)
+    times = np.where(passes, -(-most // at_once), 0)
+    region, run = np.nonzero(passes.T)
+    number, each, _ = _one_after_another(times[run, region])
+    region, run = region[each], run[each]
+    latest = length[run] - at_once * times[run, region]
+    entries = np.stack([ENTRY * run + at_once * number, latest], axis=1)
+    ends = np.cumsum(times.sum(0))
+    begins = ends - times.sum(0)
+    bounds = np.stack([begins, begins + times[along == 0].sum(0), ends], axis=1)
+    return np.pad(entries, ((0, AHEAD), (0, 0))).astype(np.int32), bounds.astype(np.int32)
 
 
 def _offsets(runs: _Runs, found: RayRuns, begin: Counts, length: Counts) -> Floats:
-    """FanRuns.offset, with placeholders."""
-    run = np.repeat(np.arange(len(length)), length)
-    ray = np.arange(len(run)) + np.repeat(begin - (np.cumsum(length) - length), length)
-    first, edge = runs.first[run], runs.edge[run]
+    """FanRuns.offsets, with placeholders."""
+    number, run, _ = _one_after_another(length)
+    ray, first, edge = begin[run] + number, runs.first[run], runs.edge[run]
     offset = found.start[ray] - found.start[first] + (found.slope[ray] - found.slope[first]) * edge
     own = (ray >= first) & (ray < first + runs.count[run])
     return np.where(own, offset, NOWHERE)
 
 
-def _pencils(lines: Lines, grid: Grid) -> tuple[Floats, Floats] | None:
-    """u and v of each view (2, views), by its first, middle and last bins, if they fit the others.
-
-    """
-    last = lines.x.shape[1] - 1
-    if last < 2 or np.ptp(lines.x, axis=1).any() or np.ptp(lines.y, axis=1).any():
-        return None
-    rays = np.stack([-lines.dy / grid.pixel_height, lines.dx / grid.pixel_width])
-    middle = last // 2
-    begin, between, end = rays[..., 0], rays[..., middle], rays[..., last]
-    scale = -_cross(between, begin) * (last - middle) / (_cross(between, end) * middle)
-    u, v = begin, (scale * end - begin) / last
-    straight = u[..., None] + np.arange(last + 1) * v[..., None]
-    size = np.hypot(*rays) * np.hypot(*straight)
-    flat = np.abs(_cross(rays, straight)) <= STRAIGHT_TOLERANCE * size
-    return (u, v) if flat.all() else None
-
-
-def _moved(form: Floats, places: Counts) -> Floats:
-    """What an affine function gains at a place so many places on."""
-    return np.stack([np.zeros_like(form[0]), np.zeros_like(form[0]), form[1] * places])
+def _one_after_another(count: Counts) -> tuple[Counts, Counts, Counts]:
+    """For so many members of each set: their numbers there, their sets, and where sets begin."""
+    begins = np.cumsum(count) - count
+    which = np.repeat(np.arange(len(count)), count)
+    return np.arange(len(which)) - begins[which], which, begins
 
 
 def _at(form: Floats, line: Any, place: Any) -> Floats:

@@ -42,6 +42,7 @@ class Tiling:
         pixels: rows and columns of a tile of pixels, powers of two.
         pixel_warps: the warps that work on it; there may be one for each 32 pixels.
         turns: the number of angles that are unrolled.
+        blocks: ``pixels`` for fans, where each lane has 2 x 2 of them.
     """
 
     group: int = 16
@@ -52,6 +53,7 @@ class Tiling:
     pixels: tuple[int, int] = (8, 32)
     pixel_warps: int = 4
     turns: int = 2
+    blocks: tuple[int, int] = (8, 16)
 
 
 TILING = Tiling()
@@ -99,11 +101,11 @@ class RayKernels:
             self._turns = moved(turn), moved(gap, dtype), turns.most
         else:
             runs = ray_runs(by_rows, by_columns, grid, self.sinogram_shape)
-            fans = fan_runs(lines, grid, runs, tiling.pixels)
+            fans = fan_runs(lines, grid, runs, tiling.blocks)
             if fans is not None:
                 pairs = (a.view(np.int64) for a in (fans.guess, fans.places, fans.entries))
                 guess, places, entries = map(moved, pairs)
-                tables = (guess, moved(fans.line), moved(fans.offset), places, entries)
+                tables = (guess, moved(fans.line), moved(fans.offsets), places, entries)
                 self._fans = (*tables, moved(fans.bounds)), fans.region, fans.at_once
             else:
                 self._runs = moved(runs.start), moved(runs.slope), moved(runs.runs), runs.longest
@@ -174,12 +176,15 @@ class RayKernels:
         side_by_side = _grouped(y.reshape(batch, -1), group)
         values = y.new_empty(side_by_side.shape)
         torch.mul(side_by_side, self._length, out=values)
-        tiles = -(-height // tiling.pixels[0]) * -(-width // tiling.pixels[1])
-        size, warps = tiling.pixels[0] * tiling.pixels[1], tiling.pixel_warps
-        if tiles * len(values) * size <= 2 * ENOUGH:
+        tile = tiling.pixels if self._fans is None else tiling.blocks
+        tiles = -(-height // tile[0]) * -(-width // tile[1])
+        size, warps = tile[0] * tile[1], tiling.pixel_warps
+        if self._fans is not None:
+            warps = max(1, size // 128)
+        elif tiles * len(values) * size <= 2 * ENOUGH:
             warps = max(warps, size // 32)
         options = {
-            "GROUP": group, "TILE_HEIGHT": tiling.pixels[0], "TILE_WIDTH": tiling.pixels[1],
+            "GROUP": group, "TILE_HEIGHT": tile[0], "TILE_WIDTH": tile[1],
             "num_warps": warps, "num_stages": 1,
         }  # fmt: skip
         if self._turns is not None:
@@ -191,7 +196,6 @@ class RayKernels:
             )  # fmt: skip
         elif self._fans is not None:
             tables, region, at_once = self._fans
-            options["num_warps"] = max(1, size // 128)
             self._launch(
                 "backproject_fans", (tiles, len(values)), values, *tables, x,
                 height, width, angles * bins, batch, *region,
