@@ -40,14 +40,14 @@ PARALLEL = {
 RUNS = {
     "finest bins": lambda: cl.ParallelBeam(4, 2, 60, bin_width=0.1),
     "finest bins, fan": lambda: cl.FanBeam(4, 2, 90, 9.0, 1.0),
-    "near source": lambda: cl.FanBeam(8, 6, 15, 5.8, 6.0, bin_width=2.0),
-    "curved, near source": lambda: cl.FanBeam(8, 6, 15, 5.8, 6.0, bin_width=1.5, detector="curved"),
+    "near source": lambda: cl.FanBeam(8, 3, 11, 5.8, 6.0, bin_width=2.0),
+    "curved, near source": lambda: cl.FanBeam(8, 3, 11, 5.8, 6.0, bin_width=1.5, detector="curved"),
 }
 FANS = {
     "whole image, fine": lambda: cl.FanBeam(12, 4, 30, 22.0, 5.0),
     "sources beside the rows": lambda: cl.FanBeam((12, 7), 23, 40, 14.0, 2.0, bin_width=1.0),
     "few bins": lambda: cl.FanBeam(9, 8, 4, 20.0, 5.0),
-    "oblong pixels, from near": lambda: cl.FanBeam((6, 9), 12, 14, 9.0, 3.0, (3.0, 1.5)),
+    "oblong pixels, from near": lambda: cl.FanBeam((6, 9), 7, 14, 9.0, 3.0, (3.0, 1.5)),
     "partly beside the image, fan": lambda: cl.FanBeam(9, 8, 12, 20.0, 5.0, detector_offset=9.0),
     "far source": lambda: cl.FanBeam(10, 12, 14, 1e4, 5.0),
     "uneven angles": lambda: cl.FanBeam(11, [0.1, 0.2, 2.3, 6.1], 25, 22.0, 30.0),
@@ -56,7 +56,7 @@ FANS = {
     "flat": lambda: cl.FanBeam(8, 9, 12, 15.0, 10.0),
     "flat, wide, odd, offset": lambda: cl.FanBeam((7, 12), 5, 9, 12.0, 0.0, detector_offset=0.7),
     "curved": lambda: cl.FanBeam(8, 7, 12, 15.0, 10.0, detector="curved"),
-    "curved, wide": lambda: cl.FanBeam(10, 3, 24, 13.0, 10.0, detector="curved"),
+    "curved, wide": lambda: cl.FanBeam(10, 2, 24, 13.0, 10.0, detector="curved"),
     "curved, limited": lambda: cl.FanBeam(
         (9, 8), [0.2, 0.9], 7, 9.0, 3.0, (1.0, 2.0), detector="curved", detector_offset=-0.1
     ),
@@ -174,7 +174,7 @@ def test_entries_of_fans_have_each_ray_near_a_pixel_once(name):
         assert found[rays.ray][np.abs(crossing - place) < 1].all()
 
 
-@pytest.mark.parametrize("name", ["limited angles", "finest bins"])
+@pytest.mark.parametrize("name", ["limited angles", "near source"])
 def test_batches_in_groups(name):
     """Five images are groups of two, or of four, with zeros for those that are missing."""
     examine(ALL[name](), torch.float64, 5, 1e-12)

@@ -8,11 +8,11 @@ The transpose is a gather, so that no program adds to what another one writes, a
 depend on the order of programs. A program handles a tile of pixels and, for each angle, finds the
 rays that pass by: pixel (i, j) receives max(0, 1 - |c - j|) length y from the rays whose crossing
 c of row i is less than a pixel away. Indices of parallel rays are an affine function of the pixel
-(``backproject_parallel``), and those of a fan on a flat detector a quotient of two
-(``backproject_fans``); others are found by bisection (``backproject_runs``).
+(``backproject_parallel``), and those of a fan a quotient of two (``backproject_fans``); others are
+found by bisection (``backproject_runs``).
 
 Images and sinograms come in groups of GROUP images, interleaved at each pixel or ray: weights are
-computed once for the group, and loads are as wide as the hardware's. Positions are computed in
+computed once for the group, and loads are as wide as the hardware's. Crossings are computed in
 double precision throughout: single precision is off by 3e-5 pixels at the end of a row of 512.
 """
 
@@ -128,7 +128,7 @@ def backproject_fans(
     GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """``backproject_parallel`` for fans on flat detectors, with the tables of FanRuns.
+    """``backproject_parallel`` for fans, with the tables of FanRuns.
 
     A lane has 2 x 2 pixels: two next to each other on a line, a row or a column, share their rays.
     A region has ``tall`` rows of ``broad`` tiles.
@@ -210,7 +210,10 @@ def _run(entry, guess, line, places, ENTRY: tl.constexpr):
 def _of_rays(
     a, b, at, ray, latest, top, bottom, apart, scale, GROUP: tl.constexpr, AT_ONCE: tl.constexpr
 ):
-    """Add the rays from the nearest integer to top / bottom on to two pixels of a line."""
+    """Add AT_ONCE rays, the first being the nearest integer to top / bottom, to pixels of a line.
+
+    Those that are not near have the weight 0.
+    """
     root = tl.rsqrt(bottom)  # one instruction, which a division is not
     k = (top * root * root + ROUND).to(tl.int32, bitcast=True) - ROUND_BITS
     k = tl.maximum(tl.minimum(k, latest), 0)

@@ -1,13 +1,13 @@
-"""Fans on flat detectors for kernels: the rays near a pixel in closed form.
+"""Fans for kernels: the rays near a pixel in closed form.
 
 Ray k leaves the source with the direction u + k v, and d is a pixel's place as seen from there.
 With the cross product a x b = a_0 b_1 - a_1 b_0, the ray through the pixel has the number
 
     k(d) = - (d x u) / (d x v)
 
-Kernels compute it in single precision, which is enough to know the few rays that may be less than a
-pixel away. Weights come from their crossings: line a of the pixels, a row or a column, is crossed
-by ray k of a run at
+on a flat detector, and nearly so on each of some parts of a curved one. Kernels compute it in
+single precision, which is enough to know the few rays that may be less than a pixel away. Weights
+come from their crossings: line a of the pixels, a row or a column, is crossed by ray k of a run at
 
     c_k(a) = c(a) + scale(a) offset_k
 
@@ -38,6 +38,8 @@ OVERHEAD = 2
 """An entry's work apart from its rays, compared with that for a ray."""
 REGIONS = 16
 """Rows, and columns, of regions; each has a list of entries, so more regions need more memory."""
+CHUNK = 1024
+"""Runs whose places in all regions are computed at a time, to save memory."""
 PARTS = (1, 2, 4, 8, 16)
 """Parts of a view in which a curved detector may be nearly flat."""
 LARGEST_ERROR = 0.125
@@ -54,7 +56,7 @@ NOWHERE = 1e30
 
 @dataclass(frozen=True)
 class FanRuns:
-    """Runs of rays that leave a source for a flat detector, and where they pass.
+    """Runs of rays that leave a source, and where they pass.
 
     Kernels handle two pixels next to each other on a line. The rays that may be near them come in
     entries of ``at_once`` rays. Numbers of 32 bits come in pairs, as kernels load them.
@@ -83,15 +85,13 @@ class FanRuns:
 
 
 def fan_runs(lines: Lines, grid: Grid, found: RayRuns, tile: tuple[int, int]) -> FanRuns | None:
-    """For fans, unless sources or rays are too near; else None.
-
-    A curved detector is nearly flat in parts.
-    """
+    """For fans whose sources are not too near, nor their rays to each other; else None."""
     if np.ptp(lines.x, axis=1).any() or np.ptp(lines.y, axis=1).any() or not len(found.runs):
         return None
     for parts in PARTS:
         if lines.x.shape[1] >= 3 * parts:
-            runs = _runs(lines, grid, found, parts)
+            with np.errstate(divide="ignore", invalid="ignore"):  # from rays that do not differ
+                runs = _runs(lines, grid, found, parts)
             if runs is not None:
                 return _layout(runs, grid, found, tile, lines.x.size)
     return None
@@ -102,7 +102,8 @@ def _layout(
 ) -> FanRuns | None:
     """Unless there are too many rays near a pixel."""
     region, low, high = _regions(grid, tile)
-    passes, most = _near(runs, low, high)
+    near = [_near(runs[b : b + CHUNK], low, high) for b in range(0, len(runs.first), CHUNK)]
+    passes, most = (np.concatenate(parts) for parts in zip(*near, strict=True))
     if most[passes].max(initial=1) > MOST:
         return None
     at_once = _at_once(most[passes], runs.count, rays)
@@ -136,7 +137,7 @@ class _Runs:
         rising: whether larger k are at larger places.
         source: its line.
         edge: the line of the image that is farthest from it, on the side of the rays.
-        wrong: by how many rays k(d) may be wrong in single precision.
+        wrong: by how many rays k(d) may be wrong.
     """
 
     first: Counts
@@ -148,6 +149,10 @@ class _Runs:
     source: Floats
     edge: Counts
     wrong: Floats
+
+    def __getitem__(self, part: slice) -> _Runs:
+        """Some of the runs."""
+        return _Runs(*(getattr(self, name)[..., part] for name in self.__dataclass_fields__))
 
 
 def _runs(lines: Lines, grid: Grid, found: RayRuns, parts: int) -> _Runs | None:
