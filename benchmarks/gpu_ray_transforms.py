@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 import convexlift as cl
+from convexlift.operators.tomography.beams import DETECTORS
 from convexlift.operators.tomography.joseph import Joseph
 from convexlift.operators.tomography.ray_transform import Projector
 from convexlift.operators.tomography.rays import crossings
@@ -37,6 +38,9 @@ TILINGS = {
     "pixels 8 x 32, 8 warps": Tiling(pixel_warps=8),
     "pixels 16 x 32": Tiling(pixels=(16, 32)),
     "pixels 4 x 32": Tiling(pixels=(4, 32)),
+    "blocks 16 x 8": Tiling(blocks=(16, 8)),
+    "blocks 16 x 16": Tiling(blocks=(16, 16)),
+    "blocks 8 x 32": Tiling(blocks=(8, 32)),
 }
 
 
@@ -100,7 +104,7 @@ def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
-def floors(beam: cl.ParallelBeam) -> None:
+def floors(beam: cl.ParallelBeam | cl.FanBeam) -> None:
     """What an image costs at least, in bytes and operations."""
     rays = crossings(beam.lines(), beam.grid)
     samples = sum(int((part.last - part.first).sum()) for part in rays)
@@ -114,7 +118,7 @@ def floors(beam: cl.ParallelBeam) -> None:
     )
 
 
-def row(beam: cl.ParallelBeam, batch: int, dtype: torch.dtype) -> None:
+def row(beam: cl.ParallelBeam | cl.FanBeam, batch: int, dtype: torch.dtype) -> None:
     """One line of the table."""
     device = torch.device("cuda")
     kernels = RayKernels(beam.lines(), beam.grid, device, dtype)
@@ -143,10 +147,10 @@ def row(beam: cl.ParallelBeam, batch: int, dtype: torch.dtype) -> None:
     )
 
 
-def compare_tilings(beam: cl.ParallelBeam) -> None:
+def compare_tilings(beam: cl.ParallelBeam | cl.FanBeam) -> None:
     """Each of them with one image and with many."""
     device = torch.device("cuda")
-    print(f"{'tiling':24}  A, A*, pair: us/image of 1   of 4   of 20")
+    print(f"{beam}\n{'tiling':24}  A, A*, pair: us/image of 1   of 4   of 20")
     for name, tiling in TILINGS.items():
         kernels = RayKernels(beam.lines(), beam.grid, device, torch.float32, tiling)
         line = f"{name:24}"
@@ -161,18 +165,19 @@ def compare_tilings(beam: cl.ParallelBeam) -> None:
 def main(beam: cl.ParallelBeam, options: argparse.Namespace) -> None:
     """Print the table."""
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    floors(beam)
+    shape = (options.size, options.angles, options.bins, 512.0, 256.0, 256.0)
+    fan, curved = (cl.FanBeam(*shape, detector=detector) for detector in DETECTORS)
     with torch.no_grad():
         if options.tiles:
-            compare_tilings(beam)
+            for each in (beam, fan):
+                compare_tilings(each)
             return
-        print(
-            "precision batch    A us   A* us   pair   with host  speed-up  "
-            "errors of A, A* (A of Joseph)  dot test  MB more"
-        )
-        for batch in (1, 4, 20):
-            row(beam, batch, torch.float32)
-        row(beam, 4, torch.float64)
-        fan = cl.FanBeam(options.size, options.angles, options.bins, 512.0, 256.0, 256.0)
-        floors(fan)
-        row(fan, 4, torch.float32)
+        for each in (beam, fan, curved):
+            floors(each)
+            print(
+                "precision batch    A us   A* us   pair   with host  speed-up  "
+                "errors of A, A* (A of Joseph)  dot test  MB more"
+            )
+            for batch in (1, 4, 20):
+                row(each, batch, torch.float32)
+            row(each, 4, torch.float64)

@@ -26,20 +26,22 @@ from triton.compiler import ASTSource
 from convexlift.kernels import iteration, rays, restart
 
 INTEGERS = {
-    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart", "size"
+    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart", "size",
+    "tall", "broad",
 }  # fmt: skip
 INTEGER_POINTERS = {
     "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs",
-    "places",
+    "bounds",
 }
-DOUBLE_POINTERS = {"start", "slope", "turn", "fan"}
+LONG_POINTERS = {"guess", "places", "entries"}
+DOUBLE_POINTERS = {"start", "slope", "turn", "line", "offsets"}
 NUMBERS = {"scale", "pull", "lower", "upper", "low", "high", "left", "ramp_width", "offset"}
 
 
 def compiled(kernel, warps, kind="fp32", **constants):
     kinds = {
         name: "constexpr" if name in constants else "*i32" if name in INTEGER_POINTERS
-        else "*u8" if name == "restarts"
+        else "*i64" if name in LONG_POINTERS else "*u8" if name == "restarts"
         else "i32" if name in INTEGERS else "fp32" if name in NUMBERS
         else "*fp64" if name in DOUBLE_POINTERS else "*" + kind
         for name in kernel.arg_names
@@ -68,7 +70,7 @@ for kind, group in (("fp32", 4), ("fp64", 2), ("fp32", 1)):
     compiled(rays.project, 4 * parts, kind, GROUP=group, RAYS=128, PARTS=parts, UNROLL=2)
     tile = dict(GROUP=group, TILE_HEIGHT=8, TILE_WIDTH=32)
     compiled(rays.backproject_parallel, 4, kind, MOST=2, UNROLL=2, **tile)
-    compiled(rays.backproject_fans, 4, kind, MOST=4, UNROLL=2, **tile)
+    compiled(rays.backproject_fans, 2, kind, ENTRY=32, AT_ONCE=2, **tile)
     compiled(rays.backproject_runs, 4, kind, HALVINGS=9, **tile)
 """
 

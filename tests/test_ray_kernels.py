@@ -11,6 +11,7 @@ import torch
 
 import convexlift as cl
 from convexlift.operators.tomography import triton_projector
+from convexlift.operators.tomography.fan_layout import ENTRY, fan_runs
 from convexlift.operators.tomography.joseph import Joseph
 from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.ray_transform import projector
@@ -20,7 +21,7 @@ from convexlift.operators.tomography.triton_projector import RayKernels, Tiling
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-SMALL_TILES = Tiling(rays=(2, 8), ray_warps=1, pixels=(8, 16), pixel_warps=4)
+SMALL_TILES = Tiling(rays=(2, 8), ray_warps=1, pixels=(8, 16), pixel_warps=4, blocks=(8, 16))
 """Several programs for small images, but not many: the interpreter takes its time."""
 
 PARALLEL = {
@@ -38,24 +39,27 @@ PARALLEL = {
 }
 RUNS = {
     "finest bins": lambda: cl.ParallelBeam(4, 2, 60, bin_width=0.1),
+    "finest bins, fan": lambda: cl.FanBeam(4, 2, 90, 9.0, 1.0),
+    "near source": lambda: cl.FanBeam(8, 3, 11, 5.8, 6.0, bin_width=2.0),
+    "curved, near source": lambda: cl.FanBeam(8, 3, 11, 5.8, 6.0, bin_width=1.5, detector="curved"),
+}
+FANS = {
+    "whole image, fine": lambda: cl.FanBeam(12, 4, 30, 22.0, 5.0),
+    "sources beside the rows": lambda: cl.FanBeam((12, 7), 23, 40, 14.0, 2.0, bin_width=1.0),
+    "few bins": lambda: cl.FanBeam(9, 8, 4, 20.0, 5.0),
+    "oblong pixels, from near": lambda: cl.FanBeam((6, 9), 7, 14, 9.0, 3.0, (3.0, 1.5)),
+    "partly beside the image, fan": lambda: cl.FanBeam(9, 8, 12, 20.0, 5.0, detector_offset=9.0),
+    "far source": lambda: cl.FanBeam(10, 12, 14, 1e4, 5.0),
+    "uneven angles": lambda: cl.FanBeam(11, [0.1, 0.2, 2.3, 6.1], 25, 22.0, 30.0),
+    "farthest source": lambda: cl.FanBeam(10, 7, 14, 1e11, 5.0),
+    "one view": lambda: cl.FanBeam((5, 3), [0.4], 3, 9.0, 1.0, bin_width=0.6),
     "flat": lambda: cl.FanBeam(8, 9, 12, 15.0, 10.0),
     "flat, wide, odd, offset": lambda: cl.FanBeam((7, 12), 5, 9, 12.0, 0.0, detector_offset=0.7),
-    "near source": lambda: cl.FanBeam(8, 6, 15, 5.8, 6.0, bin_width=2.0),
     "curved": lambda: cl.FanBeam(8, 7, 12, 15.0, 10.0, detector="curved"),
+    "curved, wide": lambda: cl.FanBeam(10, 2, 24, 13.0, 10.0, detector="curved"),
     "curved, limited": lambda: cl.FanBeam(
         (9, 8), [0.2, 0.9], 7, 9.0, 3.0, (1.0, 2.0), detector="curved", detector_offset=-0.1
     ),
-}
-FANS = {
-    "whole image, fine": lambda: cl.FanBeam(12, 8, 30, 22.0, 5.0),
-    "sources beside the rows": lambda: cl.FanBeam((12, 7), 23, 40, 14.0, 2.0, bin_width=1.0),
-    "few bins": lambda: cl.FanBeam(9, 8, 4, 20.0, 5.0),
-    "oblong pixels, from near": lambda: cl.FanBeam((6, 9), 12, 14, 9.0, 3.0, (3.0, 1.5)),
-    "partly beside the image, fan": lambda: cl.FanBeam(9, 8, 12, 20.0, 5.0, detector_offset=9.0),
-    "far source": lambda: cl.FanBeam(10, 12, 14, 1e4, 5.0),
-    "uneven angles": lambda: cl.FanBeam(16, [0.1, 0.2, 0.8, 2.3, 4.0, 6.1], 31, 22.0, 30.0),
-    "flat": RUNS["flat"],
-    "flat, wide, odd, offset": RUNS["flat, wide, odd, offset"],
 }
 ALL = PARALLEL | FANS | RUNS
 
@@ -92,7 +96,13 @@ def test_double_precision(name):
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [("wide, odd", 3), ("offset", 1), ("fine bins", 3), ("near source", 1), ("curved", 3)],
+    [
+        ("wide, odd", 3),
+        ("offset", 1),
+        ("fine bins", 3),
+        ("near source", 3),
+        ("curved, near source", 1),
+    ],
 )
 def test_single_precision(name, batch):
     examine(ALL[name](), torch.float32, batch, 1e-6)
@@ -100,27 +110,71 @@ def test_single_precision(name, batch):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FANS)
-def test_fans_on_flat_detectors(name):
-    """Their bins in closed form; in double precision, too, to see every digit."""
+def test_fans(name):
+    """Their rays in closed form, for whole and for incomplete groups of images."""
     beam = FANS[name]()
-    kernels, exact = both(beam, torch.float32)
-    assert kernels._fans is not None
-    examine(beam, torch.float32, 2, 1e-6)
-    twin, _ = both(beam, torch.float64)
-    assert twin._fans is None
-    y = random(1, *twin.sinogram_shape)
-    twin._fans = kernels._fans
-    expected = exact.backproject(y)
-    far = max(30.0, beam.source_distance / beam.grid.pixel_width)  # in pixels
-    assert (twin.backproject(y) - expected).norm() <= 1e-15 * far * expected.norm()
+    for batch, dtype in ((3, torch.float32), (1, torch.float64)):
+        assert both(beam, dtype)[0]._fans is not None
+        examine(beam, dtype, batch, 1e-6 if dtype == torch.float32 else 1e-14)
 
 
-@pytest.mark.parametrize("name", ["near source", "curved", "curved, limited", "finest bins"])
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_batches_of_fans(batch):
+    examine(FANS["flat, wide, odd, offset"](), torch.float32, batch, 1e-6)
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_other_runs_are_searched_by_bisection(name):
     assert both(RUNS[name](), torch.float32)[0]._runs is not None
 
 
-@pytest.mark.parametrize("name", ["limited angles", "curved, limited"])
+LARGE = {
+    "large": lambda: cl.FanBeam((70, 90), 12, 100, 150.0, 20.0),
+    "large, fine": lambda: cl.FanBeam((40, 33), 7, 160, 60.0, 20.0),
+    "large, curved": lambda: cl.FanBeam((50, 61), 9, 100, 90.0, 20.0, detector="curved"),
+    "large, near": lambda: cl.FanBeam(40, 17, 60, 36.0, 5.0),
+}
+
+
+@pytest.mark.parametrize("name", FANS | LARGE)
+def test_entries_of_fans_have_each_ray_near_a_pixel_once(name):
+    beam = (FANS | LARGE)[name]()
+    lines, grid = beam.lines(), beam.grid
+    by_rows, by_columns = crossings(lines, grid)
+    fans = fan_runs(lines, grid, ray_runs(by_rows, by_columns, grid, lines.x.shape), (8, 16))
+    sizes = (grid.height, grid.width)
+    extents = (8 * fans.region[0], 16 * fans.region[1])
+    corners = [
+        (i, j) for i in range(0, sizes[0], extents[0]) for j in range(0, sizes[1], extents[1])
+    ]
+    found = np.zeros((lines.x.size, *sizes), dtype=int)
+    for corner, (begin, middle, end) in zip(corners, fans.bounds, strict=True):
+        for entry in range(begin, end):
+            along, across = (0, 1) if entry < middle else (1, 0)
+            run, more = divmod(fans.entries[entry, 0], ENTRY)
+            lines_and_places = [
+                np.arange(corner[axis], min(corner[axis] + extents[axis], sizes[axis]), step)
+                for axis, step in ((along, 1), (across, 2))
+            ]
+            a, b = (part.ravel() for part in np.meshgrid(*lines_and_places, indexing="ij"))
+            x, y, g = np.float32(a), np.float32(b), fans.guess[run]
+            k = np.rint((g[0] * x + (g[1] * y + g[2])) / (g[3] * x + (g[4] * y + g[5])))
+            k = np.clip(k.astype(int), 0, fans.entries[entry, 1]) + more
+            for n in range(fans.at_once):
+                own = fans.offsets[fans.places[run, 1] + k + n] < 1e29
+                for place in (b, b + 1):
+                    here = own & (place < sizes[across])
+                    pixel = (a, place) if along == 0 else (place, a)
+                    ray = fans.places[run, 0] + k + n
+                    np.add.at(found, (ray[here], pixel[0][here], pixel[1][here]), 1)
+    assert found.max(initial=0) <= 1
+    i, j = np.arange(sizes[0]), np.arange(sizes[1])
+    for rays, line, place in ((by_rows, i[:, None], j), (by_columns, j, i[:, None])):
+        crossing = rays.start[:, None, None] + rays.slope[:, None, None] * line
+        assert found[rays.ray][np.abs(crossing - place) < 1].all()
+
+
+@pytest.mark.parametrize("name", ["limited angles", "near source"])
 def test_batches_in_groups(name):
     """Five images are groups of two, or of four, with zeros for those that are missing."""
     examine(ALL[name](), torch.float64, 5, 1e-12)
@@ -137,7 +191,11 @@ def test_lanes_share_rays_or_do_not(parts):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(
     "beam",
-    [lambda: cl.ParallelBeam(512, 200, 400, 256.0), lambda: cl.FanBeam(256, 90, 300, 400.0, 200.0)],
+    [
+        lambda: cl.ParallelBeam(512, 200, 400, 256.0),
+        lambda: cl.FanBeam(256, 90, 300, 400.0, 200.0),
+        lambda: cl.FanBeam((255, 301), 90, 300, 400.0, 200.0, detector="curved"),
+    ],
 )
 @pytest.mark.parametrize("batch", [1, 6])
 def test_full_size(beam, batch, dtype, tolerance):
@@ -250,7 +308,7 @@ def test_neighbouring_angles_share_blocks_in_whatever_order_they_come():
 
 def test_which_rays_are_parallel():
     assert all(parallel_turns(make().lines(), make().grid) for make in PARALLEL.values())
-    fan = RUNS["flat"]()
+    fan = FANS["flat"]()
     assert parallel_turns(fan.lines(), fan.grid) is None
     uneven = PARALLEL["square"]()
     uneven.bins = uneven.bins + 0.1 * np.cos(uneven.bins)

@@ -8,11 +8,11 @@ The transpose is a gather, so that no program adds to what another one writes, a
 depend on the order of programs. A program handles a tile of pixels and, for each angle, finds the
 rays that pass by: pixel (i, j) receives max(0, 1 - |c - j|) length y from the rays whose crossing
 c of row i is less than a pixel away. Indices of parallel rays are an affine function of the pixel
-(``backproject_parallel``), and those of a fan on a flat detector a quotient of two
-(``backproject_fans``); others are found by bisection (``backproject_runs``).
+(``backproject_parallel``), and those of a fan a quotient of two (``backproject_fans``); others are
+found by bisection (``backproject_runs``).
 
 Images and sinograms come in groups of GROUP images, interleaved at each pixel or ray: weights are
-computed once for the group, and loads are as wide as the hardware's. Positions are computed in
+computed once for the group, and loads are as wide as the hardware's. Crossings are computed in
 double precision throughout: single precision is off by 3e-5 pixels at the end of a row of 512.
 """
 
@@ -26,8 +26,10 @@ SHIFT = tl.constexpr(1.5 * 2.0**20)
 SHIFT_BITS = tl.constexpr(0x41380000)
 """The upper 32 bits of SHIFT; their difference to those of a sum is the integer part."""
 UNIT = tl.constexpr(2.0**-32)
-USUAL = tl.constexpr(2)
-"""Rays of a run near a pixel, in most runs of a fan."""
+ROUND = tl.constexpr(1.5 * 2.0**23)
+"""Added in single precision to a number up to 2^22, it leaves no bits for the fraction."""
+ROUND_BITS = tl.constexpr(0x4B400000)
+"""The bits of ROUND; their difference to those of a sum is the nearest integer."""
 
 
 @triton.jit
@@ -121,58 +123,114 @@ def backproject_parallel(
 
 @triton.jit
 def backproject_fans(
-    sinograms, fan, places, images,
-    height, width, rays, run_count, batch,
-    GROUP: tl.constexpr, MOST: tl.constexpr, UNROLL: tl.constexpr,
+    sinograms, guess, line, offsets, places, entries, bounds, images,
+    height, width, rays, batch, tall, broad,
+    GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
     TILE_HEIGHT: tl.constexpr, TILE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """``backproject_parallel`` for fans on flat detectors; ``fan`` and ``places`` as in FanRuns.
+    """``backproject_parallel`` for fans, with the tables of FanRuns.
 
-    Tables are padded to a multiple of UNROLL runs.
+    A lane has 2 x 2 pixels: two next to each other on a line, a row or a column, share their rays.
+    A region has ``tall`` rows of ``broad`` tiles.
     """
     group, image = tl.program_id(1), tl.arange(0, GROUP)
-    i, j = _tile(width, TILE_HEIGHT, TILE_WIDTH)
-    # Lanes beyond the image have the place of its last pixel: no divisor is zero there.
-    row, column = tl.minimum(i, height - 1).to(tl.float64), tl.minimum(j, width - 1).to(tl.float64)
+    i, j = _tile(tl.cdiv(width, 2), TILE_HEIGHT // 2, TILE_WIDTH // 2)
+    i, j = 2 * i, 2 * j
+    # Lanes beyond the image have the place of its last pixel: no denominator is zero there.
+    row, column = tl.minimum(i, height - 1), tl.minimum(j, width - 1)
     values = sinograms + group.to(tl.int64) * rays * GROUP + image[None, :]
-    kind = sinograms.dtype.element_ty
-    total = tl.zeros((TILE_HEIGHT * TILE_WIDTH, GROUP), kind)
-    run = 0
-    while run < run_count:
-        for _ in tl.static_range(UNROLL):
-            a, b = fan + run * 13, places + run * 4
-            minus = tl.load(a) * row + (tl.load(a + 1) * column + tl.load(a + 2))
-            below = tl.load(a + 3) * row + (tl.load(a + 4) * column + tl.load(a + 5))
-            step = tl.load(a + 6) * row + (tl.load(a + 7) * column + tl.load(a + 8))
-            # The neighbour on the side of smaller bins: rays beyond it come in order.
-            way = tl.where(step > 0, 1.0, -1.0).to(tl.float64)
-            minus -= way * tl.load(a + 9)
-            below -= way * tl.load(a + 10)
-            before, f = _split(_shifted(_quotient(minus, below, kind), kind), kind)
-            ray, first, count, most = tl.load(b), tl.load(b + 1), tl.load(b + 2), tl.load(b + 3)
-            begin = tl.maximum(before + 1, first)
-            scale, bins = (way * below).to(kind), (begin - before).to(kind) - f
-            u, v = tl.load(a + 11).to(kind), tl.load(a + 12).to(kind)
-            divisor = u + v * begin.to(kind)
-            at, nth = values + ((ray + begin) * GROUP)[:, None], begin - first
-            for k in tl.static_range(USUAL):
-                total += _of_fan(at + k * GROUP, scale, bins + k, divisor + k * v, nth + k, count)
-            if most > USUAL:
-                for k in tl.static_range(USUAL, MOST):
-                    total += _of_fan(
-                        at + k * GROUP, scale, bins + k, divisor + k * v, nth + k, count
-                    )
-            run += 1
-    _store_tile(images, total, i, j, group * GROUP + image, height, width, batch)
+    a = tl.zeros((TILE_HEIGHT * TILE_WIDTH // 4, GROUP), sinograms.dtype.element_ty)
+    b, c, d = a, a, a  # a and b are on a row, c and d below
+    across = tl.cdiv(width, TILE_WIDTH)
+    down, right = tl.program_id(0) // across // tall, tl.program_id(0) % across // broad
+    at = bounds + (down * tl.cdiv(across, broad) + right) * 3
+    begin, middle, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    a, b, c, d = _of_fans(
+        a, b, c, d, values, row, column, guess, line, offsets, places, entries,
+        begin, middle, GROUP, ENTRY, AT_ONCE,
+    )  # fmt: skip
+    a, c, b, d = _of_fans(
+        a, c, b, d, values, column, row, guess, line, offsets, places, entries,
+        middle, end, GROUP, ENTRY, AT_ONCE,
+    )  # fmt: skip
+    number = group * GROUP + image
+    _store_tile(images, a, i, j, number, height, width, batch)
+    _store_tile(images, b, i, j + 1, number, height, width, batch)
+    _store_tile(images, c, i + 1, j, number, height, width, batch)
+    _store_tile(images, d, i + 1, j + 1, number, height, width, batch)
 
 
 @triton.jit
-def _of_fan(at, scale, bins, divisor, nth, count):
-    """What a ray contributes to pixels: the nth of a run, so many bins away."""
-    weight = 1 - tl.abs(scale * bins / divisor - 1)
-    near = (weight > 0) & _within(nth, count)
-    y = tl.load(at, mask=near[:, None], other=0.0)
-    return tl.where(near, weight, 0.0)[:, None] * y
+def _of_fans(
+    a, b, c, d, values, step, across, guess, line, offsets, places, entries, entry, end,
+    GROUP: tl.constexpr, ENTRY: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Add the rays of some entries to pixels a, b of a line, and c, d beside them on the next."""
+    x, y = step.to(tl.float32), across.to(tl.float32)
+    step, across = step.to(tl.float64), across.to(tl.float64)
+    # Tables are loaded an entry ahead, since there are too few warps to wait for them.
+    this, following = tl.load(entries + entry), tl.load(entries + entry + 1)
+    place, g_0, g_1, g_2, start, slope, origin, growth = _run(this, guess, line, places, ENTRY)
+    while entry < end:
+        number, latest = _two(this, tl.uint32)
+        first, where = _two(place, tl.int32)
+        more, latest = (number % ENTRY).to(tl.int32), latest.to(tl.int32)
+        at, ray = values + (first + more) * GROUP, offsets + where + more
+        t_0, t_1 = _two(g_0, tl.float32)
+        t_2, b_0 = _two(g_1, tl.float32)
+        b_1, b_2 = _two(g_2, tl.float32)
+        top, bottom = t_0 * x + (t_1 * y + t_2), b_0 * x + (b_1 * y + b_2)
+        apart, scale = start + slope * step - across, origin + growth * step
+        next_top, next_bottom, next_apart, next_scale = (
+            top + t_0, bottom + b_0, apart + slope, scale + growth
+        )  # fmt: skip
+        entry += 1
+        this, following = following, tl.load(entries + entry + 1)
+        place, g_0, g_1, g_2, start, slope, origin, growth = _run(this, guess, line, places, ENTRY)
+        a, b = _of_rays(a, b, at, ray, latest, top, bottom, apart, scale, GROUP, AT_ONCE)
+        c, d = _of_rays(
+            c, d, at, ray, latest, next_top, next_bottom, next_apart, next_scale, GROUP, AT_ONCE
+        )
+    return a, b, c, d
+
+
+@triton.jit
+def _run(entry, guess, line, places, ENTRY: tl.constexpr):
+    """What tables have about the run of an entry, pairs of numbers not yet split."""
+    number, _ = _two(entry, tl.uint32)  # whose division is a shift
+    run = (number // ENTRY).to(tl.int32)
+    near, exact = guess + run * 3, line + run * 4
+    return (
+        tl.load(places + run), tl.load(near), tl.load(near + 1), tl.load(near + 2),
+        tl.load(exact), tl.load(exact + 1), tl.load(exact + 2), tl.load(exact + 3),
+    )  # fmt: skip
+
+
+@triton.jit
+def _of_rays(
+    a, b, at, ray, latest, top, bottom, apart, scale, GROUP: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Add AT_ONCE rays, the first being the nearest integer to top / bottom, to pixels of a line.
+
+    Those that are not near have the weight 0.
+    """
+    root = tl.rsqrt(bottom)  # one instruction, which a division is not
+    k = (top * root * root + ROUND).to(tl.int32, bitcast=True) - ROUND_BITS
+    k = tl.maximum(tl.minimum(k, latest), 0)
+    at, ray = at + (k * GROUP)[:, None], ray + k
+    for n in tl.static_range(AT_ONCE):
+        values = tl.load(at + n * GROUP)
+        distance = (apart + scale * tl.load(ray + n)).to(values.dtype)
+        a += tl.maximum(1 - tl.abs(distance), 0.0)[:, None] * values
+        b += tl.maximum(1 - tl.abs(distance - 1), 0.0)[:, None] * values
+    return a, b
+
+
+@triton.jit
+def _two(both, kind: tl.constexpr):
+    """Two numbers of 32 bits that were loaded at once."""
+    first, second = both.to(tl.int32), (both >> 32).to(tl.int32)
+    return first.to(kind, bitcast=True), second.to(kind, bitcast=True)
 
 
 @triton.jit

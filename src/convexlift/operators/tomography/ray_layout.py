@@ -16,12 +16,6 @@ from convexlift.operators.tomography.rays import DIAGONAL_TOLERANCE, Crossings, 
 Integers = NDArray[np.int32]
 AFFINE_TOLERANCE = 1e-11
 """Rounding may put parallel rays this many bins off equal distances."""
-STRAIGHT_TOLERANCE = 1e-13
-"""Rounding may turn a fan's rays by this angle away from equal distances on a flat detector."""
-FARTHEST_BIN = 2.0**18
-"""Places of pixels on a detector are split by a shift that has room for twice as many bins."""
-CLEARANCE = 2.0
-"""Pixels between the image and the line through a source that is parallel to its detector."""
 OUTSIDE = -16.0
 """The crossing of a placeholder for a missing ray, far from every pixel."""
 
@@ -192,81 +186,3 @@ def _most(rays: Crossings, steps: int) -> int:
     ends = np.stack([np.diff(rays.start), np.diff(rays.start + rays.slope * (steps - 1))])
     narrowest = np.abs(ends).min() if (ends > 0).all() or (ends < 0).all() else 0.0
     return int(min(len(rays.ray), np.ceil(2 / max(narrowest, 1e-9))))
-
-
-@dataclass(frozen=True)
-class FanRuns:
-    """Runs of rays that leave a source for a flat detector, with bins k in closed form.
-
-    Ray k has the direction u + k v, and d is a pixel's place as seen from the source. With the
-    cross product a x b = a_0 b_1 - a_1 b_0, the bin through a pixel is k(d) = - (d x u) / (d x v),
-    and ray k passes it at a distance of (d x v) (k - k(d)) / (u_0 + k v_0) pixels along its row,
-    the same with -(u_1 + k v_1) along its column.
-
-    Attributes:
-        fan: of each run, as affine functions of a pixel's row and column, -(d x u), d x v and a
-            number with the sign of a bin's step across; then how the first two change by a step
-            across, and the two numbers of the divisor; (runs, 13).
-        places: the first ray of the view, the first bin and the number of bins of the run, and how
-            many of its rays can be less than a pixel away from a pixel; (runs, 4).
-        most: the largest of these numbers.
-    """
-
-    fan: Floats
-    places: Integers
-    most: int
-
-
-def fan_runs(lines: Lines, grid: Grid, runs: Integers) -> FanRuns | None:
-    """For fans on flat detectors whose sources are not too near; else None."""
-    bins = lines.x.shape[1]
-    if bins < 3 or not len(runs) or np.ptp(lines.x, axis=1).any() or np.ptp(lines.y, axis=1).any():
-        return None
-    rays = np.stack([-lines.dy / grid.pixel_height, lines.dx / grid.pixel_width])
-    u, v = _pencils(rays)
-    straight = u[..., None] + np.arange(bins) * v[..., None]
-    size = np.hypot(*rays) * np.hypot(*straight)
-    if not (np.abs(_cross(rays, straight)) <= STRAIGHT_TOLERANCE * size).all():
-        return None
-    each, view, first = np.arange(len(runs)), runs[:, 0] // bins, runs[:, 0] % bins
-    along, across = runs[:, 2], 1 - runs[:, 2]  # axes: 0 of rows, 1 of columns
-    u, v = u[:, view], v[:, view]
-    source = np.stack([grid.rows(lines.y[view, 0]), grid.columns(lines.x[view, 0])])
-    sign = np.where(along, -1.0, 1.0)
-    divisor = sign * np.stack([u[along, each], v[along, each]])
-    ends = divisor[0] + divisor[1] * np.stack([first, first + runs[:, 1] - 1])
-    if not _seen_from_afar(source, u, v, grid) or (ends[0] * ends[1] <= 0).any():
-        return None
-    minus = np.stack([-u[1], u[0], _cross(source, u)])  # -(d x u), by row, column and 1
-    below = np.stack([v[1], -v[0], -_cross(source, v)])  # d x v
-    step = np.stack([across, along, -source[along, each]]) * (sign * _cross(u, v))
-    changes = np.stack([minus[across, each], below[across, each]])
-    fan = np.concatenate([minus, below, step, changes, divisor])
-    places = np.stack([view * bins, first, runs[:, 1], runs[:, 3]], axis=1).astype(np.int32)
-    return FanRuns(np.ascontiguousarray(fan.T), places, int(runs[:, 3].max()))
-
-
-def _seen_from_afar(source: Floats, u: Floats, v: Floats, grid: Grid) -> bool:
-    """Whether all pixels, and their neighbours outside, have a place on the detector.
-
-    The place -(d x u) / (d x v) is largest and smallest at corners, if d x v does not vanish.
-    """
-    corners = np.array([[-1, -1, grid.height, grid.height], [-1, grid.width, -1, grid.width]])
-    d = corners[:, None] - source[..., None]
-    depth = _cross(d, v[..., None]) * np.sign(_cross(u, v))[:, None]
-    far = depth >= CLEARANCE * np.hypot(*v)[:, None]
-    return bool((far & (np.abs(_cross(d, u[..., None])) <= FARTHEST_BIN * depth)).all())
-
-
-def _pencils(ray: Floats) -> tuple[Floats, Floats]:
-    """u and v with u + k v along ``ray`` (2, views, bins), by its first, middle and last bins."""
-    last = ray.shape[-1] - 1
-    middle = last // 2
-    begin, between, end = ray[..., 0], ray[..., middle], ray[..., last]
-    scale = -_cross(between, begin) * (last - middle) / (_cross(between, end) * middle)
-    return begin, (scale * end - begin) / last
-
-
-def _cross(a: Floats, b: Floats) -> Floats:
-    product: Floats = a[0] * b[1] - a[1] * b[0]
-    return product

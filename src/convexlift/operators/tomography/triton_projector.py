@@ -14,13 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch, kernel_errors, kernel_module
+from convexlift.operators.tomography.fan_layout import ENTRY, fan_runs
 from convexlift.operators.tomography.joseph import Joseph
-from convexlift.operators.tomography.ray_layout import (
-    fan_runs,
-    parallel_turns,
-    ray_blocks,
-    ray_runs,
-)
+from convexlift.operators.tomography.ray_layout import parallel_turns, ray_blocks, ray_runs
 from convexlift.operators.tomography.rays import Grid, Lines, crossings
 
 LARGEST = 2**31
@@ -46,6 +42,7 @@ class Tiling:
         pixels: rows and columns of a tile of pixels, powers of two.
         pixel_warps: the warps that work on it; there may be one for each 32 pixels.
         turns: the number of angles that are unrolled.
+        blocks: ``pixels`` for fans, where each lane has 2 x 2 of them.
     """
 
     group: int = 16
@@ -56,6 +53,7 @@ class Tiling:
     pixels: tuple[int, int] = (8, 32)
     pixel_warps: int = 4
     turns: int = 2
+    blocks: tuple[int, int] = (8, 16)
 
 
 TILING = Tiling()
@@ -103,13 +101,12 @@ class RayKernels:
             self._turns = moved(turn), moved(gap, dtype), turns.most
         else:
             runs = ray_runs(by_rows, by_columns, grid, self.sinogram_shape)
-            # Far sources cost the closed form digits of which double precision has none to spare.
-            fans = fan_runs(lines, grid, runs.runs) if dtype == torch.float32 else None
-            if fans is not None and fans.most <= MOST:
-                more = -len(runs.runs) % tiling.turns  # runs of no rays, of any fan
-                fan = np.pad(fans.fan, ((0, more), (0, 0)), "edge")
-                places = np.pad(fans.places, ((0, more), (0, 0)))
-                self._fans = moved(fan), moved(places), fans.most
+            fans = fan_runs(lines, grid, runs, tiling.blocks)
+            if fans is not None:
+                pairs = (a.view(np.int64) for a in (fans.guess, fans.places, fans.entries))
+                guess, places, entries = map(moved, pairs)
+                tables = (guess, moved(fans.line), moved(fans.offsets), places, entries)
+                self._fans = (*tables, moved(fans.bounds)), fans.region, fans.at_once
             else:
                 self._runs = moved(runs.start), moved(runs.slope), moved(runs.runs), runs.longest
 
@@ -179,12 +176,15 @@ class RayKernels:
         side_by_side = _grouped(y.reshape(batch, -1), group)
         values = y.new_empty(side_by_side.shape)
         torch.mul(side_by_side, self._length, out=values)
-        tiles = -(-height // tiling.pixels[0]) * -(-width // tiling.pixels[1])
-        size, warps = tiling.pixels[0] * tiling.pixels[1], tiling.pixel_warps
-        if tiles * len(values) * size <= 2 * ENOUGH:
+        tile = tiling.pixels if self._fans is None else tiling.blocks
+        tiles = -(-height // tile[0]) * -(-width // tile[1])
+        size, warps = tile[0] * tile[1], tiling.pixel_warps
+        if self._fans is not None:
+            warps = max(1, size // 128)
+        elif tiles * len(values) * size <= 2 * ENOUGH:
             warps = max(warps, size // 32)
         options = {
-            "GROUP": group, "TILE_HEIGHT": tiling.pixels[0], "TILE_WIDTH": tiling.pixels[1],
+            "GROUP": group, "TILE_HEIGHT": tile[0], "TILE_WIDTH": tile[1],
             "num_warps": warps, "num_stages": 1,
         }  # fmt: skip
         if self._turns is not None:
@@ -195,11 +195,11 @@ class RayKernels:
                 MOST=most, UNROLL=tiling.turns, **options,
             )  # fmt: skip
         elif self._fans is not None:
-            fan, places, most = self._fans
+            tables, region, at_once = self._fans
             self._launch(
-                "backproject_fans", (tiles, len(values)), values, fan, places, x,
-                height, width, angles * bins, len(places), batch,
-                MOST=most, UNROLL=tiling.turns, **options,
+                "backproject_fans", (tiles, len(values)), values, *tables, x,
+                height, width, angles * bins, batch, *region,
+                ENTRY=ENTRY, AT_ONCE=at_once, **options,
             )  # fmt: skip
         else:
             assert self._runs is not None
