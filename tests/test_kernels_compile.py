@@ -26,8 +26,8 @@ from triton.compiler import ASTSource
 from convexlift.kernels import iteration, rays, restart
 
 INTEGERS = {
-    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart", "size",
-    "tall", "broad",
+    "height", "width", "rays", "angles", "bins", "batch", "run_count", "apart", "bias_apart",
+    "size", "tall", "broad",
 }  # fmt: skip
 INTEGER_POINTERS = {
     "clock", "copies_of_rows", "copies_of_columns", "ray", "first", "last", "turned", "runs",
