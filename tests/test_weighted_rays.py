@@ -18,19 +18,26 @@ SIZE = 24
 
 
 def scan(
-    name: str = "tv", contrasts=(2000.0,), box=(0.0, 2.0), dead: float = 0.0, unit: float = 1.0
+    name: str = "tv",
+    contrasts=(2000.0,),
+    box=(0.0, 2.0),
+    dead: float = 0.0,
+    unit: float = 1.0,
+    dose: float = 1e4,
 ) -> cl.VariationalProblem:
-    """Line integrals from 1e4 photons, of which 1 / contrast pass the densest part."""
+    """Line integrals from photons, of which 1 / contrast pass the densest part."""
     torch.manual_seed(0)
     A = cl.ParallelBeam(SIZE, 18, 36, float(SIZE))
     clean = phantoms.shepp_logan(SIZE).clamp_min(0)
     decays = [float(torch.tensor(c).log() / A(clean).max()) for c in contrasts]
-    counts = torch.cat([torch.poisson(1e4 * torch.exp(-d * A(clean))) for d in decays]).clamp_min(1)
+    counts = torch.cat([torch.poisson(dose * torch.exp(-d * A(clean))) for d in decays]).clamp_min(
+        1
+    )
     decay = torch.tensor(decays)[:, None, None, None]
     alive = torch.rand(counts.shape) >= dead
     network = cl.TotalVariation() if name == "tv" else cl.networks.ridge(channels=4, kernel=5)
     return cl.VariationalProblem(
-        fidelity=cl.WeightedL2(-(counts / 1e4).log() / decay, unit * alive * counts * decay**2),
+        fidelity=cl.WeightedL2(-(counts / dose).log() / decay, unit * alive * counts * decay**2),
         operator=A, regularizer=network, weight=3.0 * unit, box=box,
     )  # fmt: skip
 
@@ -163,6 +170,16 @@ def test_the_unit_of_the_objective_does_not_matter():
         with torch.no_grad():
             images.append(solver.advance(solver.start(scan().initial_image()), 30).x)
     torch.testing.assert_close(*images, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.single_precision
+def test_rounding_is_looked_for_before_gaps_stall(monkeypatch):
+    stated, stop = scan(dose=1e6), cl.StopWhen(gap=1e-2, max_iterations=1000)
+    early = cl.solve(stated, stop=stop)
+    monkeypatch.setattr(WeightedRays, "wary", False)
+    late = cl.solve(stated, stop=stop)
+    assert early.state.u["x"].dtype is torch.float64
+    assert int(early.iterations) < int(late.iterations)
 
 
 def test_the_factors_are_those_of_the_formula():

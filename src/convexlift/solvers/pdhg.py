@@ -177,6 +177,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return self.iterations.block
 
     @property
+    def wary(self) -> bool:
+        """Whether the coupling is."""
+        return self.coupling.wary
+
+    @property
     def choices(self) -> tuple[Choice, ...]:
         """The lift, the steps, the restart rule and the implementation."""
         return (

@@ -62,6 +62,7 @@ class WeightedSteps(FourierSteps):
 class WeightedRays(ScaledCoupling, FourierCoupling):
     """H_i of all rows, which act on x alone, and kappa."""
 
+    wary = True
     choice = Choice(
         "steps",
         "one for each frequency of x, scaled pixel by pixel",
