@@ -11,7 +11,7 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.phantoms import shepp_logan
-from convexlift.problems import certificate
+from convexlift.problems import certificate, repairs
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import DATA_DUAL, feasible_duals, made_feasible
 from convexlift.problems.repairs import repaired, tightened
@@ -79,6 +79,31 @@ def test_tightened_variables_are_feasible_and_their_bound_is_nearer(box):
     assert torch.equal(found[DATA_DUAL], duals[DATA_DUAL])
     again = judge(problem, solution.state.x, found)[1]
     assert float(again.near.gap) < float(bounds.near.gap) / 2
+
+
+def test_many_tightening_steps_find_the_best_bound_for_these_data(monkeypatch):
+    """The largest bound over all p, with v fixed, by CVXPY."""
+    problem = scan((0.0, 1.0), size=23, views=9)  # more unknowns than a matrix of steps takes
+    state = after(problem, 40).state
+    at, _ = judge(problem, state.x, state.duals)
+    V = problem.network.layers[0].operators[0]
+    matrix, v = dense_matrix(V, problem.image_shape), state.duals[DATA_DUAL]
+    p = cp.Variable((2, 23**2))
+    g = problem.operator.adjoint(v).numpy().ravel() + matrix.T @ cp.vec(p, order="C")
+    best = cp.Problem(
+        cp.Minimize(cp.sum(cp.pos(-g))), [cp.norm(p, 2, axis=0) <= float(problem.weight)]
+    ).solve(solver=cp.CLARABEL)
+
+    def lost() -> float:
+        """sum (-g)_+, which is what p costs the bound of total variation in the box [0, 1]."""
+        return float(slopes(problem, at.x, tightened(problem, at, state.duals)).neg().relu().sum())
+
+    few = lost()
+    monkeypatch.setattr(repairs, "TIGHTENING", 1000)
+    many, raw = lost(), float(slopes(problem, at.x, state.duals).neg().relu().sum())
+    assert 0.999 * best <= many < few
+    assert few - best < 0.3 * (raw - best)
+    assert many - best < 0.1 * (raw - best)
 
 
 def test_gaps_are_tightened_near_the_tolerance_only(monkeypatch):

@@ -21,7 +21,7 @@ from convexlift.solvers.restart_rules import (
     only_recent,
     rebalance,
     should_restart,
-    time_to_rebalance,
+    times_to_rebalance,
 )
 from convexlift.tensors import Blocks
 
@@ -64,9 +64,14 @@ def test_relaxation_is_for_ever_where_steps_are_long_unless_the_data_term_has_ki
     assert "steps of frequencies" in RestartRules(MIXED, relaxed=True).choice.why
 
 
-def test_relaxed_iterations_restart_at_doubling_times():
-    times = [total for total in range(1, 200) if time_to_rebalance(torch.tensor(total))]
-    assert times == [5, 10, 20, 40, 80, 160]
+@pytest.mark.parametrize(
+    ("growth", "times"),
+    [(2.0, [5, 10, 20, 40, 80, 160]), (1.5, [5, 10, 15, 25, 40, 60, 90, 135])],
+)
+def test_relaxed_iterations_restart_at_growing_times(growth, times):
+    rules, memory = RestartRules(SMOOTH, growth=growth), RestartMemory.at_start(1)
+    tested = rules.tested(memory, 200)[:, 0].nonzero()[0] + 1
+    assert tested.tolist() == times == [t for t in times_to_rebalance(growth) if t <= 200]
 
 
 @pytest.mark.parametrize("problem", [KINKS, MIXED])

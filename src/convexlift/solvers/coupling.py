@@ -35,12 +35,16 @@ class Coupling:
         scalar: whether a step is one number for each block and image.
         relaxed: whether relaxed iterations are the faster ones also in long runs, where R has kinks
             and the fidelity is smooth (measured).
+        growth: of the times at which relaxed iterations are rebalanced (measured).
+        wary: whether rounding errors are to be expected, as with weights of very precise data.
         dual_weight: how much more distances of dual variables count than those of images, a number
             or (B,). Images converge by themselves where the data hold all pixels in place.
     """
 
     recent = relaxed = False
     scalar = True
+    growth = 2.0
+    wary = False
     dual_weight: float | Tensor = 1.0
     choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
 

@@ -157,14 +157,19 @@ class Ledger:
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
         return (squares < self.steepest**2).cpu()
 
-    @property
-    def stalled(self) -> bool:
-        """Whether the gap of some image, below 1, has not halved in the last few checks."""
+    def doubtful(self, *, wary: bool) -> bool:
+        """Whether some gap, below 1, has not halved in the last few checks: rounding may stop it.
+
+        ``wary``: do not wait for that.
+        """
         records = self.history.records
-        if self.tolerance is None or len(records) <= PATIENCE:
+        if self.tolerance is None or (not wary and len(records) <= PATIENCE):
             return False
-        now, before = records[-1].gap, records[-1 - PATIENCE].gap
-        return bool((self.active & (now < 1) & (now > PROGRESS * before)).any())
+        now = records[-1].gap
+        below = self.active & (now < 1)
+        return bool(
+            (below if wary else below & (now > PROGRESS * records[-1 - PATIENCE].gap)).any()
+        )
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""

@@ -134,7 +134,8 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     wanted = ledger.check(iteration, state)
                     state = solver.reconsider(state, ledger.take_evaluation())
-                    if ledger.stalled and (precise := solver.in_double(state)) is not None:
+                    doubtful = ledger.doubtful(wary=solver.wary)
+                    if doubtful and (precise := solver.in_double(state)) is not None:
                         solver, state = precise
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:

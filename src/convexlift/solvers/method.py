@@ -52,6 +52,11 @@ class Solver(ABC, Generic[StateT]):
         return 1
 
     @property
+    def wary(self) -> bool:
+        """Whether ``in_double`` is to be asked before a gap stalls."""
+        return False
+
+    @property
     def choices(self) -> tuple[Choice, ...]:
         """The decisions made for this problem, for ``explain``."""
         return ()

@@ -55,6 +55,7 @@ from convexlift.solvers.restart_rules import (
 )
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
+from convexlift.solvers.weighted_rays import WeightedRays
 from convexlift.tensors import Blocks, choose_images
 
 Lift = Callable[[VariationalProblem], SaddlePointProblem]
@@ -98,9 +99,13 @@ class PDHG(Method):
             with contextlib.suppress(DoesNotApply):
                 return self._with_matrix(problem)
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
-            y = problem.fidelity.y
+            y, kappa_squared = problem.fidelity.y, WeightedRays.scale(problem)
             lifted = partial(lift, dualise_box=True)
-            return _in_either(problem, lifted, lambda saddle: FourierCoupling(saddle, y))
+            if kappa_squared is None:
+                return _in_either(problem, lifted, lambda saddle: FourierCoupling(saddle, y))
+            return _in_either(
+                problem, lifted, lambda saddle: WeightedRays(saddle, problem, kappa_squared)
+            )
         lifted = partial(lift, dualise_fidelity=self.dualise_fidelity)
         factors = ChannelCoupling.factors_of(problem)
         if factors is None:
@@ -153,13 +158,14 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         dtype: torch.dtype | None = None,
         precise: Callable[[], RestartedPDHG | None] | None = None,
     ) -> None:
-        super().__init__(problem, saddle, Coupling(saddle) if coupling is None else coupling)
+        coupling = Coupling(saddle) if coupling is None else coupling
+        super().__init__(problem, saddle, coupling)
         self._make_precise, self._look_again = precise, 0
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
-        self.rules = RestartRules(problem, relaxed=self.coupling.relaxed)
+        self.rules = RestartRules(problem, relaxed=coupling.relaxed, growth=coupling.growth)
         relaxed = self.rules.relaxed > 0
-        self.iterations, self._why = fastest_iterations(saddle, self.coupling, relaxed=relaxed)
+        self.iterations, self._why = fastest_iterations(saddle, coupling, relaxed=relaxed)
 
     @cached_property
     def _precise(self) -> RestartedPDHG | None:
@@ -171,6 +177,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
     def block(self) -> int:
         """The block size of the chosen implementation."""
         return self.iterations.block
+
+    @property
+    def wary(self) -> bool:
+        """Whether the coupling is."""
+        return self.coupling.wary
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -39,6 +39,8 @@ WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
 """Iterations before the first restart, which corrects the guessed step sizes."""
+LAST = 10**9
+"""Nothing is rebalanced after as many iterations."""
 LARGEST_CHANGE = 10.0
 """Largest factor by which a restart changes a step size."""
 TEST_EVERY = 5
@@ -101,12 +103,18 @@ class RestartRules:
     time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
     """
 
-    def __init__(self, problem: VariationalProblem, *, relaxed: bool = False) -> None:
-        """``relaxed``: no Halpern iterations, unless the fidelity has kinks."""
+    def __init__(
+        self, problem: VariationalProblem, *, relaxed: bool = False, growth: float = 2.0
+    ) -> None:
+        """``relaxed``: no Halpern iterations, unless the fidelity has kinks.
+
+        ``growth``: of the times at which relaxed iterations restart.
+        """
         # Relaxed iterations before the reflected Halpern iteration takes over.
         kinks = math.inf if relaxed else RELAXED_AT_FIRST
         self.relaxed = math.inf if problem.smooth else kinks if problem.fidelity.smooth else 0
         self._smooth = problem.smooth
+        self._times = times_to_rebalance(growth)
 
     @property
     def choice(self) -> Choice:
@@ -205,7 +213,7 @@ class RestartRules:
 
     def _relaxed_restart_due(self, total: Any) -> Any:
         """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
-        return time_to_rebalance(total) | (total == self.relaxed)
+        return np.isin(total, self._times) | (total == self.relaxed)
 
 
 def _library(numbers: Any) -> Any:
@@ -228,10 +236,15 @@ def should_restart(current: Any, previous: Any, at_restart: Any, inner: Any, tot
     return first | sufficient | necessary | long
 
 
-def time_to_rebalance(total: Any) -> Any:
-    """Whether to rebalance, per image: after 5, 10, 20, 40, ... iterations."""
-    doublings = total // FIRST
-    return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
+def times_to_rebalance(growth: float) -> Array:
+    """Iterations after which relaxed iterations are rebalanced, multiples of 5.
+
+    After 5, 10, 20, 40, ... with a growth of 2, after 5, 10, 15, 25, 40, 60, 90, ... with 1.5.
+    """
+    times = [FIRST]
+    while times[-1] < LAST:
+        times.append(FIRST * math.ceil(growth * times[-1] / FIRST))
+    return np.array(times)
 
 
 @dataclass(frozen=True)
