@@ -108,7 +108,7 @@ def test_fewer_iterations_than_with_one_step_for_each_block():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(matrix_steps, "LARGEST", largest)
             counts.append(int(cl.solve(stated, stop=cl.StopWhen(gap=1e-4)).iterations))
-    assert counts[0] <= 0.5 * counts[1]
+    assert counts[0] <= 0.6 * counts[1]
 
 
 def test_a_batch_gives_what_single_images_give():

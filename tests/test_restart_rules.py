@@ -63,9 +63,21 @@ def test_relaxation_is_for_ever_where_steps_are_long_unless_the_data_term_has_ki
     assert "steps of frequencies" in RestartRules(MIXED, relaxed=True).choice.why
 
 
-def test_relaxed_iterations_restart_at_doubling_times():
-    times = [total for total in range(1, 200) if time_to_rebalance(torch.tensor(total))]
-    assert times == [5, 10, 20, 40, 80, 160]
+@pytest.mark.parametrize("problem", [KINKS, MIXED, SMOOTH])
+def test_extrapolated_iterations_are_always_relaxed(problem):
+    rules = RestartRules(problem, extrapolated=True)
+    assert rules.relaxed == math.inf
+    assert rules.choice.chosen == "relaxation by 1.8"
+    assert ("extrapolated" in rules.choice.why) == (problem is not SMOOTH)
+
+
+@pytest.mark.parametrize(
+    ("often", "times"),
+    [(False, [5, 10, 20, 40, 80, 160]), (True, [5, 10, 15, 20, 30, 40, 60, 80, 120, 160])],
+)
+def test_relaxed_iterations_restart_at_doubling_times(often, times):
+    asked = [n for n in range(1, 200) if time_to_rebalance(torch.tensor(n), often=often)]
+    assert asked == times
 
 
 @pytest.mark.parametrize("problem", [KINKS, MIXED])

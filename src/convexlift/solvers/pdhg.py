@@ -155,9 +155,12 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self._make_precise, self._look_again = precise, 0
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
-        self.rules = RestartRules(problem, relaxed=self.coupling.relaxed)
-        relaxed = self.rules.relaxed > 0
-        self.iterations, self._why = fastest_iterations(saddle, self.coupling, relaxed=relaxed)
+        self.iterations, self._why = fastest_iterations(saddle, self.coupling)
+        self.rules = RestartRules(
+            problem,
+            relaxed=self.coupling.relaxed,
+            extrapolated=isinstance(self.iterations, ExtrapolatedIterations),
+        )
 
     @cached_property
     def _precise(self) -> RestartedPDHG | None:
@@ -283,7 +286,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             memory = self.rules.counted(memory, r, count)
             if bool(restarted.any()):  # they moved to P(w), and get steps for the displacement
                 whole, recent = running.displacements(state)
-                late = lateness(self.problem, self.coupling, memory.total).to(sigma.device)
+                late = self._lateness(memory).to(sigma.device)
                 target = rebalance(self.coupling, sigma, whole, recent, late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)
@@ -294,18 +297,16 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         after = running.store(after, tau, sigma)
         return after if running.skips else choose_images(active, after, state)
 
+    def _lateness(self, memory: RestartMemory) -> Tensor:
+        extrapolated = self.rules.extrapolated
+        return lateness(self.problem, self.coupling, memory.total, extrapolated=extrapolated)
 
-def fastest_iterations(
-    saddle: SaddlePointProblem, coupling: Coupling, *, relaxed: bool
-) -> tuple[Iterations, str]:
-    """The implementation for a problem, and why: the only place where this is decided.
 
-    ``relaxed``: whether there are relaxed iterations, which can be extrapolated.
-    """
+def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
+    """The implementation for a problem, and why: the only place where this is decided."""
     reasons = []
-    kinds: list[type[Iterations]] = [FusedIterations, TiledIterations]
-    if relaxed:
-        kinds.append(ExtrapolatedIterations)
+    kinds: tuple[type[Iterations], ...]
+    kinds = FusedIterations, TiledIterations, ExtrapolatedIterations
     for kind in kinds:
         try:
             return kind(saddle, coupling), kind.advantage

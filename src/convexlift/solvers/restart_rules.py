@@ -89,14 +89,23 @@ class RestartRules:
 
     The Halpern iteration suits problems like linear programs, where P circles a solution for a long
     time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
+    Extrapolation damps those circles, so that extrapolated iterations are always relaxed.
     """
 
-    def __init__(self, problem: VariationalProblem, *, relaxed: bool = False) -> None:
-        """``relaxed``: no Halpern iterations, unless the fidelity has kinks."""
+    def __init__(
+        self, problem: VariationalProblem, *, relaxed: bool = False, extrapolated: bool = False
+    ) -> None:
+        """``relaxed``: no Halpern iterations, unless the fidelity has kinks.
+
+        ``extrapolated``: none at all, since every few iterations are combined (``anderson``).
+        """
         # Relaxed iterations before the reflected Halpern iteration takes over.
         kinks = math.inf if relaxed else RELAXED_AT_FIRST
         self.relaxed = math.inf if problem.smooth else kinks if problem.fidelity.smooth else 0
-        self._smooth = problem.smooth
+        if extrapolated:
+            self.relaxed = math.inf
+        self._smooth, self._smooth_data = problem.smooth, problem.fidelity.smooth
+        self.extrapolated, self._asked = extrapolated, relaxed
 
     @property
     def choice(self) -> Choice:
@@ -105,7 +114,9 @@ class RestartRules:
         if self.relaxed == math.inf:
             chosen, why = relaxation, "data term and regularizer are smooth"
             if not self._smooth:
-                why = "the data term is smooth, and steps of frequencies are long"
+                why = "iterations are extrapolated, which suits kinks too"
+                if self._asked and self._smooth_data:
+                    why = "the data term is smooth, and steps of frequencies are long"
         elif self.relaxed:
             chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
             why = "the data term is smooth, the regularizer has kinks"
@@ -180,7 +191,8 @@ class RestartRules:
 
     def _relaxed_restart_due(self, total: Any) -> Any:
         """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
-        return time_to_rebalance(total) | (total == self.relaxed)
+        due = time_to_rebalance(total, often=self.extrapolated)
+        return due | (total == self.relaxed)
 
 
 def should_restart(current: Any, previous: Any, at_restart: Any, inner: Any, total: Any) -> Any:
@@ -192,19 +204,29 @@ def should_restart(current: Any, previous: Any, at_restart: Any, inner: Any, tot
     return first | sufficient | necessary | long
 
 
-def time_to_rebalance(total: Any) -> Any:
-    """Whether to rebalance, per image: after 5, 10, 20, 40, ... iterations."""
-    doublings = total // FIRST
-    return (total > 0) & (total % FIRST == 0) & (doublings & (doublings - 1) == 0)
+def time_to_rebalance(total: Any, *, often: bool = False) -> Any:
+    """Whether to rebalance, per image: after 5, 10, 20, 40, ... iterations.
+
+    ``often``: also after 15, 30, 60, 120, ...; extrapolation makes up for what a restart costs.
+    """
+    fives = total // FIRST
+    doubled = fives & (fives - 1) == 0
+    if often:
+        thirds = fives // 3
+        doubled = doubled | ((fives % 3 == 0) & (thirds & (thirds - 1) == 0))
+    return (total > 0) & (total % FIRST == 0) & doubled
 
 
-def lateness(problem: VariationalProblem, coupling: Coupling, total: Tensor) -> Tensor:
+def lateness(
+    problem: VariationalProblem, coupling: Coupling, total: Tensor, *, extrapolated: bool = False
+) -> Tensor:
     """Share of the recent displacement in the step sizes, (B,): ``late`` in ``rebalance``.
 
-    It is 1 where R has kinks and the fidelity is smooth (measured), and where the coupling asks
-    for it.
+    It is 1 where R has kinks and the fidelity is smooth, where iterations are extrapolated (both
+    measured), and where the coupling asks for it.
     """
-    if coupling.recent or (problem.fidelity.smooth and not problem.smooth):
+    kinks = problem.fidelity.smooth and not problem.smooth
+    if extrapolated or coupling.recent or kinks:
         return torch.ones_like(total, dtype=torch.float64)
     begin, end = WHOLE_WAY
     return (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)
