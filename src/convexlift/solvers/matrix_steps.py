@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem
+from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import SAFETY
 from convexlift.solvers.method import Choice, DoesNotApply
@@ -67,11 +67,7 @@ class MatrixCoupling(ScaledCoupling):
     )
 
     def __init__(self, saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
-        count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
-        if DATA_DUAL not in saddle.K.rows:
-            raise DoesNotApply("the data term has a closed-form prox")
-        if count > most_unknowns(problem) or problem.batch_size * count**2 > ENTRIES:
-            raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+        require_few_unknowns(saddle, problem)
         for row in saddle.K.rows.values():
             for name, operator in row.items():  # factors of links, from each image's data
                 _require_one_for_all(operator, saddle.K.shapes[name], problem)
@@ -143,6 +139,25 @@ def require_few_pixels(problem: VariationalProblem) -> None:
     if problem.operator.select(torch.tensor([0])) is None:
         raise DoesNotApply("the operator may treat every image of a batch differently")
     _require_one_for_all(problem.operator, problem.image_shape, problem)
+
+
+def require_few_unknowns(saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
+    """Raise DoesNotApply if a lift has too many unknowns for a matrix, or needs none."""
+    count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
+    if DATA_DUAL not in saddle.K.rows:
+        raise DoesNotApply("the data term has a closed-form prox")
+    if count > most_unknowns(problem) or problem.batch_size * count**2 > ENTRIES:
+        raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+
+
+def has_matrix(problem: VariationalProblem) -> bool:
+    """Whether PDHG would take a matrix of steps, found out without computing it."""
+    try:
+        require_few_pixels(problem)
+        require_few_unknowns(lift(problem, dualise_box=True), problem)
+    except DoesNotApply:
+        return False
+    return True
 
 
 def most_unknowns(problem: VariationalProblem) -> int:
