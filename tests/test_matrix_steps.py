@@ -112,6 +112,17 @@ def test_fewer_iterations_than_with_one_step_for_each_block():
     assert counts[0] <= 0.6 * counts[1]
 
 
+@pytest.mark.parametrize(("views", "most"), [(1, 2048), (10, 1024), (30, 512)])
+def test_the_fewer_the_data_the_larger_the_matrix_may_be(views, most):
+    A = cl.ParallelBeam(40, angles=views, bins=57)
+    y = torch.zeros(1, 1, views, 57)
+    stated = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), operator=A, regularizer=cl.TotalVariation(), weight=1.0
+    )
+    assert matrix_steps.most_unknowns(stated) == most
+    assert has_matrix(stated) == (most >= 1600)
+
+
 def deep_and_smooth(size: int, operator: cl.LinearOperator) -> cl.VariationalProblem:
     torch.manual_seed(0)
     regularizer = cl.networks.deep(size, channels=2, kernel=3, pool=4, hidden=4, smoothing=0.1)

@@ -29,7 +29,9 @@ from convexlift.tensors import Blocks, Shape, expand_per_image
 LARGEST = 512
 """The most unknowns for which T is formed; inverses of larger matrices cost more than they save."""
 LARGEST_SPARSE = 1024
-"""The limit for at most half as many data as pixels, where other steps hardly converge."""
+"""The limit for at most half as many data as pixels, where other steps converge slowly."""
+LARGEST_FEW, FEW = 2048, 20
+"""The limit for at most a FEW-th as many data as pixels, where other steps hardly converge."""
 ENTRIES = 2**25
 """The most entries of T for a whole batch (256 MB)."""
 TINY = 1e-9
@@ -104,8 +106,10 @@ class MatrixCoupling(ScaledCoupling):
 
     def tau(self, sigma: Blocks) -> Blocks:
         """SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1."""
-        parts = [sigma[v][:, None, None] * gram for v, gram in self.grams.items()]
-        metric = torch.stack(parts).sum(0)
+        (first, gram), *others = self.grams.items()
+        metric = sigma[first][:, None, None] * gram
+        for v, gram in others:  # one after the other, since they are large
+            metric += sigma[v][:, None, None] * gram
         diagonal = metric.diagonal(dim1=1, dim2=2)
         diagonal += TINY * diagonal.amax(1, keepdim=True)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(metric))
@@ -162,8 +166,10 @@ def has_matrix(problem: VariationalProblem) -> bool:
 
 def most_unknowns(problem: VariationalProblem) -> int:
     """The most unknowns for which a matrix is worthwhile."""
-    sparse = 2 * problem.fidelity.y[0].numel() <= math.prod(problem.image_shape)
-    return LARGEST_SPARSE if sparse else LARGEST
+    data, pixels = problem.fidelity.y[0].numel(), math.prod(problem.image_shape)
+    if FEW * data <= pixels:
+        return LARGEST_FEW
+    return LARGEST_SPARSE if 2 * data <= pixels else LARGEST
 
 
 def _require_one_for_all(
