@@ -25,6 +25,8 @@ import convexlift as cl
 from soak.random_problems import random_case
 
 Row = tuple[int, tuple[str, ...], list[float], list[int], list[str]]
+NOTHING = 1e-6
+"""The largest part of the first objective that counts as zero."""
 FAR = 1e6
 """Multiples of the way from the first image to the last at which a ray still has to fall."""
 
@@ -32,8 +34,8 @@ FAR = 1e6
 class Kind:
     """What may make a small relative gap impossible, or meaningless, for an image.
 
-    ZERO: the bound is at most 0 and the objective at least 0, both within the tolerance of 0
-    relative to the objective of the first image. No gap can be proved relative to zero.
+    ZERO: the bound is at most 0, the objective at least 0, and they differ by at most ``NOTHING``
+    times the objective of the first image. No gap can be proved relative to zero.
     ENDLESS: from the first image through the best one, the objective falls ``FAR`` times as far,
     at a tenth of the rate at least: it has no minimum, and gaps relative to it become arbitrarily
     small. (Only directions that quadratic data do not see are tried, behind diagonal operators.)
@@ -95,7 +97,7 @@ def kinds_of(problem: cl.VariationalProblem, solution: cl.Solution, tolerance: f
     """The ``Kind`` of each image."""
     first = solution.history[0].objective
     objective, bound = solution.objective.double().cpu(), solution.lower_bound.double().cpu()
-    near = objective - bound <= tolerance * first.abs()
+    near = objective - bound <= NOTHING * first.abs()
     zero = (bound <= 0) & (objective >= 0) & near & ~(solution.gap.cpu() <= tolerance)
     endless = falls_without_end(problem, solution.x, first)
     return [
