@@ -37,8 +37,9 @@ class Kind:
     ZERO: the bound is at most 0, the objective at least 0, and they differ by at most ``NOTHING``
     times the objective of the first image. No gap can be proved relative to zero.
     ENDLESS: from the first image through the best one, the objective falls ``FAR`` times as far,
-    at a tenth of the rate at least: it has no minimum, and gaps relative to it become arbitrarily
-    small. (Only directions that quadratic data do not see are tried, behind diagonal operators.)
+    at a tenth of the rate at least, and no bound is global: it has no minimum, and gaps relative to
+    it become arbitrarily small. (Where data are quadratic, only directions are tried that these do
+    not see, behind diagonal operators.)
     """
 
     ORDINARY, ZERO, ENDLESS = "ordinary", "optimum of about zero", "no minimum"
@@ -99,7 +100,8 @@ def kinds_of(problem: cl.VariationalProblem, solution: cl.Solution, tolerance: f
     objective, bound = solution.objective.double().cpu(), solution.lower_bound.double().cpu()
     near = objective - bound <= NOTHING * first.abs()
     zero = (bound <= 0) & (objective >= 0) & near & ~(solution.gap.cpu() <= tolerance)
-    endless = falls_without_end(problem, solution.x, first)
+    unproved = torch.tensor([each is not cl.Guarantee.GLOBAL for each in solution.guarantee])
+    endless = unproved & falls_without_end(problem, solution.x, first).cpu()
     return [
         Kind.ENDLESS if falls else Kind.ZERO if about else Kind.ORDINARY
         for falls, about in zip(endless.tolist(), zero.tolist(), strict=True)
