@@ -98,7 +98,7 @@ def kinds_of(problem: cl.VariationalProblem, solution: cl.Solution, tolerance: f
     """The ``Kind`` of each image."""
     first = solution.history[0].objective
     objective, bound = solution.objective.double().cpu(), solution.lower_bound.double().cpu()
-    near = objective - bound <= NOTHING * first.abs()
+    near = objective.isfinite() & (objective - bound <= NOTHING * first.abs())
     zero = (bound <= 0) & (objective >= 0) & near & ~(solution.gap.cpu() <= tolerance)
     unproved = torch.tensor([each is not cl.Guarantee.GLOBAL for each in solution.guarantee])
     endless = unproved & falls_without_end(problem, solution.x, first).cpu()
