@@ -18,7 +18,8 @@ def lines(problem: cl.VariationalProblem, method: cl.PDHG | None = None) -> dict
 def test_kinks_are_lifted_and_deep_smooth_networks_are_not():
     kinks = cl.VariationalProblem(fidelity=cl.L1(Y), regularizer=cl.TotalVariation(), weight=0.1)
     assert lines(kinks)["method"].startswith("PDHG")
-    assert lines(kinks)["acceleration"] == "reflected Halpern"
+    assert lines(kinks)["acceleration"] == "relaxation by 1.8"
+    assert lines(kinks)["iterations"] == "extrapolated"
     deep = cl.VariationalProblem(
         fidelity=cl.SquaredL2(Y),
         regularizer=cl.networks.deep(image_size=32, smoothing=0.01),
@@ -53,10 +54,15 @@ def test_the_head_that_is_left_out_and_the_implementation_are_named():
 
 
 def test_reasons_are_printed_below_the_choices():
-    problem = cl.VariationalProblem(fidelity=cl.L1(Y), regularizer=cl.TotalVariation(), weight=0.1)
+    many = torch.zeros(1, 1, 640, 640)
+    problem = cl.VariationalProblem(
+        fidelity=cl.L1(many), regularizer=cl.TotalVariation(), weight=0.1
+    )
     text = str(cl.explain(problem))
+    assert "acceleration  reflected Halpern\n" in text
     assert "iterations    plain\n" in text
     assert "not fused: not on a GPU" in text
+    assert "not extrapolated: 1228800 variables" in text
 
 
 def test_only_problems_are_explained():

@@ -22,6 +22,7 @@ from convexlift.solvers.fused_restarts import Groups
 from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.restart_rules import RestartRules
 from convexlift.solvers.saturated_head import SaturatedHead
 
 pytest.importorskip("triton")
@@ -80,6 +81,7 @@ def solvers(problem):
     plain, fast = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
     plain.iterations = Iterations(plain.saddle, plain.coupling)
     fast.iterations = in_kernels(problem)
+    plain.rules = fast.rules = RestartRules(problem)
     return plain, fast
 
 
@@ -95,7 +97,7 @@ def compare(problem, blocks, double=None):
     with torch.no_grad():
         plain, fast = solvers(problem)
         exact = RestartedPDHG(double, lift(double))
-        exact.iterations = Iterations(exact.saddle, exact.coupling)
+        exact.iterations, exact.rules = Iterations(exact.saddle, exact.coupling), plain.rules
         start = problem.initial_image()
         expected = plain.advance(plain.start(start), sum(blocks))
         reference = exact.advance(exact.start(start.double()), sum(blocks))

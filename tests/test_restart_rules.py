@@ -66,12 +66,26 @@ def test_relaxation_is_for_ever_where_steps_are_long_unless_the_data_term_has_ki
 
 @pytest.mark.parametrize(
     ("growth", "times"),
-    [(2.0, [5, 10, 20, 40, 80, 160]), (1.5, [5, 10, 15, 25, 40, 60, 90, 135])],
+    [(None, [5, 10, 20, 40, 80, 160]), (1.5, [5, 10, 15, 25, 40, 60, 90, 135])],
 )
 def test_relaxed_iterations_restart_at_growing_times(growth, times):
     rules, memory = RestartRules(SMOOTH, growth=growth), RestartMemory.at_start(1)
     tested = rules.tested(memory, 200)[:, 0].nonzero()[0] + 1
-    assert tested.tolist() == times == [t for t in times_to_rebalance(growth) if t <= 200]
+    assert tested.tolist() == times == [t for t in times_to_rebalance(growth or 2) if t <= 200]
+
+
+@pytest.mark.parametrize("problem", [KINKS, MIXED, SMOOTH])
+def test_extrapolated_iterations_are_always_relaxed(problem):
+    rules = RestartRules(problem, extrapolated=True)
+    assert rules.relaxed == math.inf
+    assert rules.choice.chosen == "relaxation by 1.8"
+    assert ("extrapolated" in rules.choice.why) == (problem is not SMOOTH)
+
+
+def test_extrapolated_iterations_restart_more_often():
+    rules, memory = RestartRules(KINKS, extrapolated=True), RestartMemory.at_start(1)
+    tested = rules.tested(memory, 200)[:, 0].nonzero()[0] + 1
+    assert tested.tolist() == [5, 10, 15, 20, 30, 40, 60, 80, 120, 160]
 
 
 @pytest.mark.parametrize("problem", [KINKS, MIXED])
@@ -137,9 +151,11 @@ def test_steps_change_by_a_limited_factor_and_not_at_all_if_nothing_moved():
 
 def test_the_whole_way_counts_at_first_and_the_recent_one_later():
     coupling, total = Coupling(lift(KINKS)), torch.tensor([1, 100, 200, 400, 10_000])
-    late = lateness(total, recent=only_recent(KINKS, coupling))
+    late = lateness(total, recent=only_recent(KINKS, coupling, extrapolated=False))
     assert late.tolist() == [0.0, 0.0, pytest.approx(0.5), 1.0, 1.0]
-    assert (lateness(total, recent=only_recent(MIXED, Coupling(lift(MIXED)))) == 1).all()
+    assert (
+        lateness(total, recent=only_recent(MIXED, Coupling(lift(MIXED)), extrapolated=False)) == 1
+    ).all()
 
 
 @pytest.mark.parametrize("problem", [MIXED, SMOOTH])

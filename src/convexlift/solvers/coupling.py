@@ -35,7 +35,7 @@ class Coupling:
         scalar: whether a step is one number for each block and image.
         relaxed: whether relaxed iterations are the faster ones also in long runs, where R has kinks
             and the fidelity is smooth (measured).
-        growth: of the times at which relaxed iterations are rebalanced (measured).
+        growth: of the times at which relaxed iterations are rebalanced, if not the usual one.
         wary: whether rounding errors are to be expected, as with weights of very precise data.
         dual_weight: how much more distances of dual variables count than those of images, a number
             or (B,). Images converge by themselves where the data hold all pixels in place.
@@ -43,7 +43,7 @@ class Coupling:
 
     recent = relaxed = False
     scalar = True
-    growth = 2.0
+    growth: float | None = None
     wary = False
     dual_weight: float | Tensor = 1.0
     choice = Choice("steps", "one for each block and image", "rebalanced at every restart")

@@ -157,7 +157,7 @@ class Iterations:
 
 
 class ExtrapolatedIterations(Iterations):
-    """Iterations on whole tensors, of which the relaxed ones are extrapolated (``anderson``)."""
+    """Iterations on whole tensors, relaxed and extrapolated (``anderson``)."""
 
     name = "extrapolated"
     advantage = "few enough variables to keep those of the last iterations"

@@ -12,6 +12,7 @@ from convexlift.problems.claims import InBoth
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.solvers.gradient_methods import LBFGS
 from convexlift.solvers.ledger import Callback, Ledger
+from convexlift.solvers.matrix_steps import has_matrix
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.replays import Replays
@@ -94,6 +95,8 @@ def suitable_method(problem: VariationalProblem) -> Method:
 
     Lifted layers need many iterations to become consistent, and smooth problems need no lift.
     With one or two layers the lift needs about as many iterations as L-BFGS, and cheaper ones.
+    A matrix of steps makes layers consistent at once, and L-BFGS stalls behind badly conditioned
+    operators: small problems behind operators get ``PDHG()``, too.
     """
     return _chosen_method(problem, None)[0]
 
@@ -110,6 +113,9 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
     if not problem.smooth:
         return PDHG(), "the problem has kinks, which the lift handles by projections"
     if len(problem.network.layers) > 2:
+        with torch.no_grad():
+            if has_matrix(problem):
+                return PDHG(), "smooth and deep, but small behind an operator: a matrix of steps"
         return LBFGS(), "three or more layers, all smooth: lifted layers would converge slowly"
     return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem
+from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem, lift
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import SAFETY
 from convexlift.solvers.method import Choice, DoesNotApply
@@ -29,7 +29,9 @@ from convexlift.tensors import Blocks, Shape, expand_per_image
 LARGEST = 512
 """The most unknowns for which T is formed; inverses of larger matrices cost more than they save."""
 LARGEST_SPARSE = 1024
-"""The limit for at most half as many data as pixels, where other steps hardly converge."""
+"""The limit for at most half as many data as pixels, where other steps converge slowly."""
+LARGEST_FEW, FEW = 2048, 20
+"""The limit for at most a FEW-th as many data as pixels, where other steps hardly converge."""
 ENTRIES = 2**25
 """The most entries of T for a whole batch (256 MB)."""
 TINY = 1e-9
@@ -67,11 +69,7 @@ class MatrixCoupling(ScaledCoupling):
     )
 
     def __init__(self, saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
-        count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
-        if DATA_DUAL not in saddle.K.rows:
-            raise DoesNotApply("the data term has a closed-form prox")
-        if count > most_unknowns(problem) or problem.batch_size * count**2 > ENTRIES:
-            raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+        require_few_unknowns(saddle, problem)
         for row in saddle.K.rows.values():
             for name, operator in row.items():  # factors of links, from each image's data
                 _require_one_for_all(operator, saddle.K.shapes[name], problem)
@@ -108,8 +106,10 @@ class MatrixCoupling(ScaledCoupling):
 
     def tau(self, sigma: Blocks) -> Blocks:
         """SAFETY (sum_i sigma_i K_i* D_i K_i + tiny I)^-1."""
-        parts = [sigma[v][:, None, None] * gram for v, gram in self.grams.items()]
-        metric = torch.stack(parts).sum(0)
+        (first, gram), *others = self.grams.items()
+        metric = sigma[first][:, None, None] * gram
+        for v, gram in others:  # one after the other, since they are large
+            metric += sigma[v][:, None, None] * gram
         diagonal = metric.diagonal(dim1=1, dim2=2)
         diagonal += TINY * diagonal.amax(1, keepdim=True)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(metric))
@@ -145,10 +145,31 @@ def require_few_pixels(problem: VariationalProblem) -> None:
     _require_one_for_all(problem.operator, problem.image_shape, problem)
 
 
+def require_few_unknowns(saddle: SaddlePointProblem, problem: VariationalProblem) -> None:
+    """Raise DoesNotApply if a lift has too many unknowns for a matrix, or needs none."""
+    count = sum(math.prod(shape) for shape in saddle.K.shapes.values())
+    if DATA_DUAL not in saddle.K.rows:
+        raise DoesNotApply("the data term has a closed-form prox")
+    if count > most_unknowns(problem) or problem.batch_size * count**2 > ENTRIES:
+        raise DoesNotApply(f"{count} unknowns are too many for a matrix")
+
+
+def has_matrix(problem: VariationalProblem) -> bool:
+    """Whether PDHG would take a matrix of steps, found out without computing it."""
+    try:
+        require_few_pixels(problem)
+        require_few_unknowns(lift(problem, dualise_box=True), problem)
+    except DoesNotApply:
+        return False
+    return True
+
+
 def most_unknowns(problem: VariationalProblem) -> int:
     """The most unknowns for which a matrix is worthwhile."""
-    sparse = 2 * problem.fidelity.y[0].numel() <= math.prod(problem.image_shape)
-    return LARGEST_SPARSE if sparse else LARGEST
+    data, pixels = problem.fidelity.y[0].numel(), math.prod(problem.image_shape)
+    if FEW * data <= pixels:
+        return LARGEST_FEW
+    return LARGEST_SPARSE if 2 * data <= pixels else LARGEST
 
 
 def _require_one_for_all(

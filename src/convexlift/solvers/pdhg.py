@@ -163,15 +163,22 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self._make_precise, self._look_again = precise, 0
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
-        self.rules = RestartRules(problem, relaxed=coupling.relaxed, growth=coupling.growth)
-        relaxed = self.rules.relaxed > 0
-        self.iterations, self._why = fastest_iterations(saddle, coupling, relaxed=relaxed)
+        self.iterations, self._why = fastest_iterations(saddle, coupling)
+        extrapolated = isinstance(self.iterations, ExtrapolatedIterations)
+        self.rules = RestartRules(
+            problem, relaxed=coupling.relaxed, extrapolated=extrapolated, growth=coupling.growth
+        )
 
     @cached_property
     def _precise(self) -> RestartedPDHG | None:
         """The same solver in double precision, if any; built on first use, as rarely needed."""
         assert self._make_precise is not None
         return self._make_precise()
+
+    @property
+    def _restarts(self) -> Restarts:
+        recent = only_recent(self.problem, self.coupling, extrapolated=self.rules.extrapolated)
+        return Restarts(self.rules, self.coupling, recent)
 
     @property
     def block(self) -> int:
@@ -284,7 +291,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         itself; then steps and anchor change.
         """
         running, home = self.iterations, state.sigma.device
-        restarts = Restarts(self.rules, self.coupling, only_recent(self.problem, self.coupling))
+        restarts = self._restarts
         if (after := running.restarted(state, iterations, active, restarts)) is not None:
             return after
         memory = state.memory.following(active)
@@ -311,17 +318,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return after if running.skips else choose_images(active, after, state)
 
 
-def fastest_iterations(
-    saddle: SaddlePointProblem, coupling: Coupling, *, relaxed: bool
-) -> tuple[Iterations, str]:
-    """The implementation for a problem, and why: the only place where this is decided.
-
-    ``relaxed``: whether there are relaxed iterations, which can be extrapolated.
-    """
+def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
+    """The implementation for a problem, and why: the only place where this is decided."""
     reasons = []
-    kinds: list[type[Iterations]] = [FusedIterations, TiledIterations]
-    if relaxed:
-        kinds.append(ExtrapolatedIterations)
+    kinds: tuple[type[Iterations], ...]
+    kinds = FusedIterations, TiledIterations, ExtrapolatedIterations
     for kind in kinds:
         try:
             return kind(saddle, coupling), kind.advantage

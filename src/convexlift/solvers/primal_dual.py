@@ -137,9 +137,10 @@ class PaperSteps:
 class AdaptiveSteps:
     """Steps that need no tuning: balanced at the start, and again at every restart.
 
-    Between restarts, iterations are relaxed on smooth problems, and otherwise reflected Halpern
-    iterations, pulled back towards the last restart. The rules come from the linear-programming
-    codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem *is* a linear program.
+    Between restarts, iterations are relaxed and extrapolated; in large problems with kinks, they
+    are reflected Halpern iterations, pulled back towards the last restart. The rules come from the
+    linear-programming codes PDLP and cuPDLPx; with an L1 fidelity and (leaky) ReLUs the problem
+    *is* a linear program.
     """
 
     tuned = "nothing to tune"

@@ -101,20 +101,32 @@ class RestartRules:
 
     The Halpern iteration suits problems like linear programs, where P circles a solution for a long
     time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
+    Extrapolation damps those circles, so that extrapolated iterations are always relaxed.
     """
 
     def __init__(
-        self, problem: VariationalProblem, *, relaxed: bool = False, growth: float = 2.0
+        self,
+        problem: VariationalProblem,
+        *,
+        relaxed: bool = False,
+        extrapolated: bool = False,
+        growth: float | None = None,
     ) -> None:
         """``relaxed``: no Halpern iterations, unless the fidelity has kinks.
 
+        ``extrapolated``: none at all, since every few iterations are combined (``anderson``).
         ``growth``: of the times at which relaxed iterations restart.
         """
         # Relaxed iterations before the reflected Halpern iteration takes over.
         kinks = math.inf if relaxed else RELAXED_AT_FIRST
         self.relaxed = math.inf if problem.smooth else kinks if problem.fidelity.smooth else 0
-        self._smooth = problem.smooth
-        self._times = times_to_rebalance(growth)
+        if extrapolated:
+            self.relaxed = math.inf
+        self._smooth, self._smooth_data = problem.smooth, problem.fidelity.smooth
+        self.extrapolated, self._asked = extrapolated, relaxed
+        self.times = times_to_rebalance(growth or 2.0)
+        if extrapolated and growth is None:  # which makes up for what a restart costs
+            self.times = np.union1d(self.times, 3 * self.times)  # 5, 10, 15, 20, 30, 40, 60, ...
 
     @property
     def choice(self) -> Choice:
@@ -123,7 +135,9 @@ class RestartRules:
         if self.relaxed == math.inf:
             chosen, why = relaxation, "data term and regularizer are smooth"
             if not self._smooth:
-                why = "the data term is smooth, and steps of frequencies are long"
+                why = "iterations are extrapolated, which suits kinks too"
+                if self._asked and self._smooth_data:
+                    why = "the data term is smooth, and steps of frequencies are long"
         elif self.relaxed:
             chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
             why = "the data term is smooth, the regularizer has kinks"
@@ -213,7 +227,9 @@ class RestartRules:
 
     def _relaxed_restart_due(self, total: Any) -> Any:
         """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
-        return np.isin(total, self._times) | (total == self.relaxed)
+        if isinstance(total, Tensor):  # of Halpern iterations, the only ones counted on a device
+            return total == self.relaxed
+        return np.isin(total, self.times) | (total == self.relaxed)
 
 
 def _library(numbers: Any) -> Any:
@@ -266,16 +282,18 @@ class Restarts:
         """Everything that graphs of restarts depend on, besides numbers."""
         rows = tuple((v, *row) for v, row in self.coupling.weights.items())
         varies = isinstance(self.coupling.dual_weight, Tensor)
-        return type(self.coupling), self.rules.relaxed, self.recent, rows, varies
+        times = tuple(self.rules.times.tolist())
+        return type(self.coupling), self.rules.relaxed, times, self.recent, rows, varies
 
 
-def only_recent(problem: VariationalProblem, coupling: Coupling) -> bool:
+def only_recent(problem: VariationalProblem, coupling: Coupling, *, extrapolated: bool) -> bool:
     """Whether only recent displacements count in ``rebalance``.
 
-    So it is where R has kinks and the fidelity is smooth (measured), and where the coupling asks
-    for it.
+    So it is where R has kinks and the fidelity is smooth, where iterations are extrapolated (both
+    measured), and where the coupling asks for it.
     """
-    return coupling.recent or (problem.fidelity.smooth and not problem.smooth)
+    kinks = problem.fidelity.smooth and not problem.smooth
+    return extrapolated or coupling.recent or kinks
 
 
 def lateness(total: Tensor, *, recent: bool) -> Tensor:
