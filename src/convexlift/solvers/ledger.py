@@ -158,18 +158,13 @@ class Ledger:
         return (squares < self.steepest**2).cpu()
 
     def doubtful(self, *, wary: bool) -> bool:
-        """Whether some gap, below 1, has not halved in the last few checks: rounding may stop it.
-
-        ``wary``: do not wait for that.
-        """
+        """Whether some gap below 1 has not halved in the last checks, or need not if ``wary``."""
         records = self.history.records
         if self.tolerance is None or (not wary and len(records) <= PATIENCE):
             return False
         now = records[-1].gap
-        below = self.active & (now < 1)
-        return bool(
-            (below if wary else below & (now > PROGRESS * records[-1 - PATIENCE].gap)).any()
-        )
+        slow = now < 1 if wary else now > PROGRESS * records[-1 - PATIENCE].gap
+        return bool((self.active & (now < 1) & slow).any())
 
     def take_evaluation(self) -> Evaluation:
         """Hand over the evaluation of the last check and drop it here, since it is large."""
@@ -335,10 +330,9 @@ class Ledger:
         objective = torch.where(self._prefer_local(), self.local_objective, self.objective)
         lower, gap = self._numbers()
         duals = feasible_duals(self.problem.network, self.problem.weight, x, self.witness)
-        none = (Guarantee.NONE,) * len(x)
-        unused = x.new_zeros(len(x))
+        none, theta = (Guarantee.NONE,) * len(x), x.new_zeros(len(x))
         J, bound, left = (number.to(x.device) for number in (objective, lower, gap))
-        whole = Claim(x, J, bound, left, none, 0.0, duals, unused, None)
+        whole = Claim(x, J, bound, left, none, 0.0, duals, theta, None)
         for i in images:
             yield i, select_images(whole, slice(i, i + 1)), (float(lower[i]), float(gap[i]))
 
