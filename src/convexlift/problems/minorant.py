@@ -41,7 +41,14 @@ from convexlift.problems.fused_pass import FusedPass
 from convexlift.problems.lifting import dual_names, feasible_duals, made_feasible, pooled_layers
 from convexlift.problems.packed_slopes import CODES, Duals, PackedDual, feasible, pack
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Scalar, channel_slices, local, sum_per_image
+from convexlift.tensors import (
+    Blocks,
+    Scalar,
+    channel_slices,
+    converted,
+    local,
+    sum_per_image,
+)
 
 CACHED = 2**18
 """Numbers processed at once in the plain computation."""
@@ -96,7 +103,10 @@ def image_of_duals(
     None. Any images x will do.
     """
     d, k, y = problem.operator.diagonal, problem.fidelity.curvature, problem.fidelity.y
-    if d is None or k is None or not decided((steepness := k * d.to(y).square()).gt(0).all()):
+    if d is None or k is None:
+        return None
+    d = converted(d, y)
+    if not decided((steepness := k * d.square()).gt(0).all()):
         return None
     network, weight, one_pass = problem.network, problem.weight, OnePass.of(problem.network)
 

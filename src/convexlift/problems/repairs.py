@@ -33,6 +33,8 @@ STEPS = 20
 """Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
 TIGHTENING = 40
 """Steps of accelerated proximal gradients for p, of the same cost (measured)."""
+CLOSE = 0.1
+"""Distance from a bound, relative to the range of the image, below which g matters less."""
 MOVE = 100.0
 """mu times the mean of |g|, relative to the range of the image (measured)."""
 MARGIN = 1e-3
@@ -72,18 +74,14 @@ def repaired(
 
 
 def tightened(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> Blocks:
-    """The dual variables with another p_1, which makes the gap at x small.
+    """The dual variables with another p_1, which makes g small where it costs much.
 
     A pixel adds g (x - lower) or -g (upper - x) to the gap. These terms are nearly all of it: v and
-    p fit the image long before A* v and V* p fit each other. They are the limit for large mu of
+    p fit the image long before A* v and V* p fit each other. In their place, mu/2 <g, r g> with r
+    from 0 at a bound to 1, plus the Fenchel-Young terms of p_1, decreases by accelerated proximal
+    gradient steps
 
-        max_{x' in the box}  <g, x - x'> - |x - x'|^2 / (2 mu),
-
-    whose sum with the Fenchel-Young terms of p_1 decreases by accelerated proximal gradient steps
-
-        p_1 <- prox_{sigma f_1*}(p_1 + sigma V_1 x'),    x' = Pi(x - mu g),
-
-    with sigma = 1 / (mu |V_1|^2).
+        p_1 <- prox_{sigma f_1*}(p_1 + sigma V_1 (x - mu r g)),    sigma = 1 / (mu |V_1|^2).
     """
     v, box = problem.fidelity.clip_to_conjugate_domain(witness[DATA_DUAL]), problem.bounds
     slopes = made_feasible(problem.network, problem.weight, at.x, witness)
@@ -94,13 +92,16 @@ def tightened(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> B
     flat = at.x.flatten(1)
     far = MOVE * (flat.amax(1) - flat.amin(1)).clamp_min(tiny)
     mu = far / seen.abs().flatten(1).mean(1).clamp_min(tiny)
+    close = expand_per_image(CLOSE * far / MOVE, at.x)
+    above, below = (((at.x - end).abs() / close).clamp_max(1.0) for end in (box.lower, box.upper))
     norm = V.norm(problem.image_shape)
     if not norm or not decided((mu.isfinite() & (mu > 0)).all()):
         return witness
     sigma, mu = expand_per_image(1 / (mu * norm**2), p), expand_per_image(mu, at.x)
     ahead, others = p, seen - V.adjoint(p)
     for k in range(TIGHTENING):
-        inside = box.project(at.x - mu * (others + V.adjoint(ahead)))
+        g = others + V.adjoint(ahead)
+        inside = at.x - mu * torch.where(g > 0, above, below) * g
         a = V(inside) if first.bias is None else V(inside) + first.bias
         p, before = h.scaled_slope(a + ahead / sigma, t, sigma), p
         ahead = p + k / (k + 3) * (p - before)
