@@ -236,7 +236,7 @@ def test_weights_without_bounds_make_training_go_backwards():
     """Large weights cannot be solved for in the iterations of a training: their gradients are not
     gradients. The ceiling keeps networks where they can, and strict training refuses the rest.
     """
-    images, stop = crops(4), cl.StopWhen(gap=1e-3, max_iterations=60)
+    images, stop = crops(4), cl.StopWhen(gap=1e-3, max_iterations=30)
     task = GaussianDenoising(0.1, box=None)
     batch = BatchSampler(images, 4).batch(0)
     batch = replace(batch, clean=batch.clean.double())

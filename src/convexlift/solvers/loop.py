@@ -16,9 +16,13 @@ from convexlift.solvers.matrix_steps import has_matrix
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.replays import Replays
+from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tf32 import full_precision
+
+ALIKE = 1.001
+"""Largest ratio of curvatures of data that hold all pixels alike."""
 
 
 def run(
@@ -94,7 +98,9 @@ def suitable_method(problem: VariationalProblem) -> Method:
     """``LBFGS()`` for smooth problems with three or more layers, else ``PDHG()``.
 
     Lifted layers need many iterations to become consistent, and smooth problems need no lift.
-    With one or two layers the lift needs about as many iterations as L-BFGS, and cheaper ones.
+    With one layer, the lift needs about as many iterations as L-BFGS, and cheaper ones. So it does
+    with two, if the second is saturated or data hold pixels unevenly, where L-BFGS stalls; other
+    smooth problems with two layers get ``LBFGS()``.
     A matrix of steps makes layers consistent at once, and L-BFGS stalls behind badly conditioned
     operators: small problems behind operators get ``PDHG()``, too.
     """
@@ -117,7 +123,27 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
             if has_matrix(problem):
                 return PDHG(), "smooth and deep, but small behind an operator: a matrix of steps"
         return LBFGS(), "three or more layers, all smooth: lifted layers would converge slowly"
+    with torch.no_grad():
+        if len(problem.network.layers) == 2 and _held_alike(problem) and not _saturated(problem):
+            return LBFGS(), "two smooth layers, and data that hold all pixels alike: no lift needed"
     return PDHG(), "smooth, but with one or two layers the lift is as fast and cheaper"
+
+
+def _held_alike(problem: VariationalProblem) -> bool:
+    """Whether data are quadratic, with the same curvature at all pixels."""
+    k, d = problem.fidelity.curvature, problem.operator.diagonal
+    if k is None or d is None:
+        return False
+    least, greatest = (k * d.square()).aminmax()
+    return bool((least > 0) & (greatest <= ALIKE * least))
+
+
+def _saturated(problem: VariationalProblem) -> bool:
+    """Whether PDHG would start without the last layer, all of whose units are on."""
+    head = SaturatedHead.of(problem)
+    if head is None:
+        return False
+    return bool(head.holds(problem.network.hidden(problem.initial_image()).a[-1]).all())
 
 
 def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
