@@ -95,14 +95,12 @@ def explain(problem: VariationalProblem, *, method: Method | None = None) -> Exp
 
 
 def suitable_method(problem: VariationalProblem) -> Method:
-    """``LBFGS()`` for smooth problems with three or more layers, else ``PDHG()``.
+    """``LBFGS()`` for most smooth problems with several layers, else ``PDHG()``.
 
-    Lifted layers need many iterations to become consistent, and smooth problems need no lift.
-    With one layer, the lift needs about as many iterations as L-BFGS, and cheaper ones. So it does
-    with two, if the second is saturated or data hold pixels unevenly, where L-BFGS stalls; other
-    smooth problems with two layers get ``LBFGS()``.
-    A matrix of steps makes layers consistent at once, and L-BFGS stalls behind badly conditioned
-    operators: small problems behind operators get ``PDHG()``, too.
+    Lifted layers need many iterations to become consistent, and smooth problems need no lift. But
+    ``PDHG()`` is faster with one layer; with two, if all units of the second are on, or if data
+    hold some pixels better than others, where L-BFGS may stall; and with more, for small problems
+    behind operators, where a matrix of steps makes layers consistent at once.
     """
     return _chosen_method(problem, None)[0]
 
