@@ -112,9 +112,10 @@ def test_lbfgs_goes_on_where_rounding_hides_the_descent():
 
 @pytest.mark.parametrize(
     ("network", "smoothing", "method"),
-    [("deep", 0.1, cl.LBFGS()), ("deep", 0.0, cl.PDHG()), ("baseline", 0.1, cl.PDHG())],
-)
-def test_only_deep_and_smooth_problems_are_left_unlifted(network, smoothing, method):
+    [("deep", 0.1, cl.LBFGS()), ("deep", 0.0, cl.PDHG()), ("baseline", 0.1, cl.LBFGS()),
+     ("baseline", 0.0, cl.PDHG())],
+)  # fmt: skip
+def test_only_smooth_problems_of_several_layers_are_left_unlifted(network, smoothing, method):
     make = getattr(cl.networks, network)
     regularizer = make(16, channels=3, kernel=3, pool=4, hidden=4, smoothing=smoothing)
     problem = cl.VariationalProblem(
