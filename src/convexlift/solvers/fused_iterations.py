@@ -80,7 +80,7 @@ class Machine:
         """Groups of iterations with restarts of this kind."""
         if (kind := restarts.kind_of) not in self._groups:
             parts = self.buffers, self.layer, self.pixels, self.rest
-            group = Group(self.buffers, self.layer, partial(_launch_group, *parts), restarts)
+            group = Group(self.buffers, self.layer, partial(_launch, *parts), restarts)
             self._groups = {kind: Groups(group, Replayed)}  # in place of others, which are large
         return self._groups[kind]
 
@@ -114,29 +114,17 @@ def _launch(
     count: int,
     observed: bool,
 ) -> None:
-    """``count`` iterations."""
-    for _ in range(count):
+    """``count`` iterations, of which the last may be observed."""
+    for left in range(count, 0, -1):
+        seen = observed and left == 1
         if rest is not None:
-            rest.primal(buffers, observed=observed)
-        pixels(buffers, observed=observed)
+            rest.primal(buffers, observed=seen)
+        pixels(buffers, observed=seen)
         if rest is not None:
             rest.mean(buffers)
-        layer(buffers, step=True, observed=observed)
+        layer(buffers, step=True, observed=seen)
         if rest is not None:
-            rest.dual(buffers, observed=observed)
-
-
-def _launch_group(
-    buffers: Buffers,
-    layer: FirstLayer,
-    pixels: Pixels,
-    rest: RestOfProblem | None,
-    count: int,
-    observed: bool,
-) -> None:
-    """``count`` iterations, of which the last may be observed."""
-    _launch(buffers, layer, pixels, rest, count - 1, False)
-    _launch(buffers, layer, pixels, rest, 1, observed)
+            rest.dual(buffers, observed=seen)
 
 
 class IdleMachines(dict[object, Machine]):

@@ -98,7 +98,12 @@ class Pixels:
         if not isinstance(term, DiagonalFidelityTerm) or kernel is None:
             raise DoesNotApply("a data term that the kernels do not support")
         self.y = self.target = self.background = _copied(term.fidelity.y)
-        self.kind, self.pull, self.scale = KINDS[kernel.kind], kernel.pull, kernel.scale
+        # As floats: a CUDA kernel takes the bits as they are.
+        self.kind, self.pull, self.scale = (
+            KINDS[kernel.kind],
+            float(kernel.pull),
+            float(kernel.scale),
+        )
         if kernel.target is not None:
             self.target = _copied(kernel.target)
         if kernel.background is not None:
@@ -136,22 +141,8 @@ class Pixels:
         """Launch ``primal_step``."""
         layer = self.layer
         batch, _, height, width = buffers.w_u["x"].shape
-        if layer.compiled is not None:
-            layer.compiled["primal_step"](
-                grid=(layer.tiles(height, width), batch, 1), block=first_layer.BLOCK,
-                args=[
-                    buffers.spill, buffers.more,
-                    buffers.w_u["x"], buffers.anchor_u["x"], buffers.u["x"], buffers.x_bar,
-                    buffers.moved["x"],
-                    self.y, self.diagonal, self.background, self.target, self.rows, self.columns,
-                    buffers.table, buffers.clock,
-                    self.scale, self.pull, self.lower, self.upper,
-                    height, width, buffers.table.shape[-1], self.kind, int(self.more), self.copies,
-                    int(observed),
-                ],
-            )  # fmt: skip
-            return
-        kernels().primal_step[(layer.tiles(height, width), batch)](
+        grid, columns = (layer.tiles(height, width), batch), buffers.table.shape[-1]
+        given = (
             buffers.spill, buffers.more,
             buffers.w_u["x"], buffers.anchor_u["x"], buffers.u["x"], buffers.x_bar,
             buffers.moved["x"],
@@ -159,9 +150,16 @@ class Pixels:
             buffers.table, buffers.clock,
             self.scale, self.pull, self.lower, self.upper,
             height, width,
+        )  # fmt: skip
+        if layer.compiled is not None:
+            flags = columns, self.kind, int(self.more), self.copies, int(observed)
+            kernel = layer.compiled["primal_step"]
+            kernel(grid=(*grid, 1), block=first_layer.BLOCK, args=[*given, *flags])
+            return
+        kernels().primal_step[grid](
+            *given,
             FIDELITY=self.kind, PULLED=self.pull > 0, MORE=self.more, OBSERVED=observed,
-            COLUMNS=buffers.table.shape[-1],
-            KERNEL_HEIGHT=layer.kernel[0], KERNEL_WIDTH=layer.kernel[1],
+            COLUMNS=columns, KERNEL_HEIGHT=layer.kernel[0], KERNEL_WIDTH=layer.kernel[1],
             COPIES=self.copies, TILE_HEIGHT=layer.tile[0], TILE_WIDTH=layer.tile[1],
             num_warps=4,
         )  # fmt: skip
