@@ -14,6 +14,7 @@ from scipy.optimize import linprog
 
 import convexlift as cl
 from convexlift.problems.data_bound import can_hold_everywhere
+from convexlift.problems.domains import moved_inside
 
 SHARP = torch.tensor([[-0.2, 0.4, -0.2], [0.3, 1.0, 0.1], [-0.3, 0.2, -0.1]], dtype=torch.float64)
 EDGY = torch.tensor([[0.9, 0.3, -0.6]], dtype=torch.float64)
@@ -186,3 +187,23 @@ def test_bounds_hold_for_data_terms_whose_conjugate_ends_at_zero():
     for iterations in (1, 3, 10, 100):
         stop = cl.StopWhen(gap=1e-3, max_iterations=iterations)
         assert float(cl.solve(problem, stop=stop).lower_bound) <= 0.0
+
+
+@pytest.mark.parametrize("share", [0.9, 0.3, 0.02, 3e-5])
+def test_images_are_moved_into_the_domain_no_farther_than_needed(share):
+    """The way from x to a place inside the domain x >= 0 enters it after a known share."""
+    x = torch.ones(2, 1, 8, 8, dtype=torch.float64)
+    x[0, 0, 3, 4] = -share / (1 - share)  # x + share (1 - x) = 0 there
+    problem = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(torch.ones_like(x), 0.0),
+        regularizer=cl.TotalVariation().double(),
+        weight=0.1,
+        box=(0, None),
+    )
+    outside = problem.evaluate(x)
+    assert outside.objective.isinf().tolist() == [True, False]
+    moved = moved_inside(problem, outside, (torch.ones_like(x),))
+    assert problem.evaluate(moved).objective.isfinite().all()
+    assert torch.equal(moved[1], x[1])
+    taken = (moved - x)[0, 0, 3, 4] / (1 - x)[0, 0, 3, 4]
+    assert share <= float(taken) <= 1.06 * share

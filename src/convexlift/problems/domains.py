@@ -13,6 +13,8 @@ from convexlift.tensors import choose_images, expand_per_image, sum_per_image
 
 SHARES = tuple(4.0**-k for k in range(24))
 """Fractions of the way to an image inside the domain, down to 1e-14."""
+HALVINGS = 6
+"""Steps of bisection between two of them: the least fraction is then known up to 5 %."""
 
 
 def places_inside(problem: VariationalProblem, start: Tensor) -> tuple[Tensor, ...]:
@@ -41,6 +43,12 @@ def moved_inside(
         for share in SHARES:
             fine = torch.isfinite(problem.fidelity.value(w + share * ahead))
             least = torch.where(fine, share, least)
+        outer = least / 4  # outside, since the domain is convex and contains the place
+        for _ in range(HALVINGS):
+            middle = torch.where(least < math.inf, (least + outer) / 2, 1.0)
+            there = w + expand_per_image(middle.to(w), w) * ahead
+            fine = torch.isfinite(problem.fidelity.value(there)) & (least < math.inf)
+            least, outer = torch.where(fine, middle, least), torch.where(fine, outer, middle)
         found = missing & torch.isfinite(least)
         way = expand_per_image(torch.where(found, least, 0.0).to(best), best) * (place - best)
         best = choose_images(found, problem.bounds.project(best + way), best)
