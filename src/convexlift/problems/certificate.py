@@ -54,7 +54,7 @@ CLEARANCE = 1e-10
 """Of slopes from 0, relative to the largest: far above all bounds of rounding errors."""
 ROUNDING = 64
 """Objectives and gaps have relative errors below this many units of the last place."""
-CLOSE = 16.0
+CLOSE = 8.0
 """Gaps of at most this many tolerances are tightened, which leaves a tenth to a third of them."""
 
 

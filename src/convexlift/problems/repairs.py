@@ -30,9 +30,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, converted, expand_per_image, sum_per_image
 
 STEPS = 20
-"""Steps of accelerated projected gradients for p; each costs a product with V and one with V*."""
-TIGHTENING = 40
-"""Steps of accelerated proximal gradients for p, of the same cost (measured)."""
+"""Steps of accelerated gradients for p; each costs a product with V and one with V*."""
 CLOSE = 0.1
 """Distance from a bound, relative to the range of the image, below which g matters less."""
 MOVE = 100.0
@@ -99,7 +97,7 @@ def tightened(problem: VariationalProblem, at: Evaluation, witness: Blocks) -> B
         return witness
     sigma, mu = expand_per_image(1 / (mu * norm**2), p), expand_per_image(mu, at.x)
     ahead, others = p, seen - V.adjoint(p)
-    for k in range(TIGHTENING):
+    for k in range(STEPS):
         g = others + V.adjoint(ahead)
         inside = at.x - mu * torch.where(g > 0, above, below) * g
         a = V(inside) if first.bias is None else V(inside) + first.bias

@@ -56,7 +56,6 @@ class FourierCoupling(Coupling):
 
     recent = relaxed = True
     scalar = False
-    growth = 1.5  # the first steps may be far off
     choice = Choice(
         "steps",
         "one for each frequency of x",

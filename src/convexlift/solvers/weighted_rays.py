@@ -63,6 +63,7 @@ class WeightedRays(ScaledCoupling, FourierCoupling):
     """H_i of all rows, which act on x alone, and kappa."""
 
     wary = True
+    growth = 1.5  # the first steps may be far off
     choice = Choice(
         "steps",
         "one for each frequency of x, scaled pixel by pixel",
