@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 import convexlift as cl
 from convexlift import phantoms
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL
-from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.ledger import Ledger
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays
 from convexlift.tensors import Blocks
@@ -172,14 +174,14 @@ def test_the_unit_of_the_objective_does_not_matter():
     torch.testing.assert_close(*images, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.single_precision
-def test_rounding_is_looked_for_before_gaps_stall(monkeypatch):
-    stated, stop = scan(dose=1e6), cl.StopWhen(gap=1e-2, max_iterations=1000)
-    early = cl.solve(stated, stop=stop)
-    monkeypatch.setattr(WeightedRays, "wary", False)
-    late = cl.solve(stated, stop=stop)
-    assert early.state.u["x"].dtype is torch.float64
-    assert int(early.iterations) < int(late.iterations)
+@pytest.mark.parametrize(("gap", "wary", "plain"), [(0.5, True, False), (2.0, False, False)])
+def test_rounding_is_looked_for_before_gaps_stall(gap, wary, plain):
+    """Once a gap is below 1, at the first check; other solvers wait for more checks."""
+    assert cl.PDHG().solver(scan()).wary
+    history = SimpleNamespace(records=[SimpleNamespace(gap=torch.tensor([gap]))])
+    ledger = SimpleNamespace(history=history, tolerance=1e-3, active=torch.tensor([True]))
+    assert Ledger.doubtful(ledger, wary=True) == wary
+    assert Ledger.doubtful(ledger, wary=False) == plain
 
 
 def test_the_factors_are_those_of_the_formula():
