@@ -12,6 +12,7 @@ import convexlift as cl
 from convexlift import phantoms
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL
 from convexlift.solvers.ledger import Ledger
+from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays
 from convexlift.tensors import Blocks
