@@ -122,7 +122,7 @@ class Group:
         self.sigma = Blocks({name: x.new_ones(batch) for name in buffers.v})
         self._active = torch.ones(batch, dtype=torch.bool, device=x.device)
         self.numbers = RestartMemory.at_start(batch).packed().to(x.device)
-        self.total = self.numbers[1]
+        self.total = self.numbers[1]  # set by the host before a relaxed restart
         self._mixes = x.new_tensor([RESTART, RELAXED])
 
     @property
@@ -163,7 +163,7 @@ class Group:
         first = self._buffers.table[0, :, MIX]
         first.copy_(self._mixes[0])
         self._iterate(1, True)
-        self._restart(self._active)
+        self._restart(self._active, self.total)
         first.copy_(self._mixes[1])
         self._iterate(TEST_EVERY - 1, observed)
 
@@ -202,14 +202,14 @@ class Group:
         sums = Blocks({name: part.sum(1, dtype=torch.float64) for name, part in moved.items()})
         return (sums / Blocks({**self.tau, **self.sigma})).total().sqrt()
 
-    def _restart(self, images: Tensor, total: Tensor | None = None) -> None:
-        """New steps and anchors after the iteration that moved these images to P(w)."""
+    def _restart(self, images: Tensor, total: Tensor) -> None:
+        """New steps and anchors after the ``total``-th iteration, which moved images to P(w)."""
         b, coupling = self._buffers, self._coupling
         flags = images.to(torch.uint8)
         far_u, near_u = self._move_anchor(b.u, self.origin_u, b.anchor_u, flags)
         far_v, near_v = self._move_anchor(b.v, self.origin_v, b.anchor_v, flags)
         whole, recent = (coupling.reach(far_u), far_v), (coupling.reach(near_u), near_v)
-        late = lateness(self.total if total is None else total, recent=self._recent)
+        late = lateness(total, recent=self._recent)
         target = rebalance(coupling, self.sigma, whole, recent, late)
         _copy(self.sigma, target.where(images, self.sigma))
         _copy(self.tau, coupling.tau(self.sigma))
