@@ -102,3 +102,11 @@ def test_ray_transforms(beam):
     torch.testing.assert_close(on_gpu(x.cuda()).cpu(), y)
     torch.testing.assert_close(on_gpu.adjoint(y.cuda()).cpu(), on_cpu.adjoint(y))
     torch.testing.assert_close(cl.fbp(on_gpu, y.cuda()).cpu(), cl.fbp(on_cpu, y))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_adjoints_folded_on_a_gpu():
+    V = cl.networks.ridge(channels=4, kernel=5).bind((1, 12, 16)).layers[0].operators[0]
+    p = torch.rand(2, 4, 12, 16)
+    there = V.to(device="cuda")
+    assert torch.allclose(there.adjoint(p.cuda()).cpu(), V.adjoint(p), rtol=1e-13, atol=1e-13)

@@ -389,14 +389,6 @@ def test_graphs_on_a_gpu(case, monkeypatch):
     assert any(each.copies is not None for each in made), [each.refusal for each in made]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_adjoints_folded_on_a_gpu():
-    V = cl.networks.ridge(channels=4, kernel=5).bind((1, 12, 16)).layers[0].operators[0]
-    p = torch.rand(2, 4, 12, 16)
-    there = V.to(device="cuda")
-    assert torch.allclose(there.adjoint(p.cuda()).cpu(), V.adjoint(p), rtol=1e-13, atol=1e-13)
-
-
 def test_a_rehearsal_does_not_import_the_compiler():
     lines = ["import sys, torch", "from convexlift.solvers.replays import Rehearsal",
              "x = torch.ones(3)", "with Rehearsal([x]): x + 1",
