@@ -108,7 +108,8 @@ def nvrtc() -> ctypes.CDLL:
 def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
     library, program = nvrtc(), ctypes.c_void_p()
     text = first_layer.source(
-        torch.Size([24, 1, side, side]), tile=tile, coarse=coarse, biased=biased, pool=pool
+        torch.Size([24, 1, side, side]), tile=tile, coarse=coarse, biased=biased, pool=pool,
+        aligned=True,
     )
     assert text.startswith('extern "C"')  # else torch 2.9 puts it before the first macro
     created = library.nvrtcCreateProgram(
@@ -127,7 +128,7 @@ def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
 def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_path):
     filters = torch.Size([channels, 1, side, side])
     (tmp_path / "first_layer.cu").write_text(
-        first_layer.source(filters, tile=tile, coarse=1, biased=biased)
+        first_layer.source(filters, tile=tile, coarse=1, biased=biased, aligned=True)
     )
     run = subprocess.run(
         ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "first_layer.cu"],

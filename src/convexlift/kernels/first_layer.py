@@ -48,6 +48,7 @@ def compiled(
     tile: tuple[int, int],
     coarse: int,
     biased: bool,
+    aligned: bool,
     pool: int = 0,
 ) -> Any:
     """A kernel on a device, or None where there is none.
@@ -59,13 +60,14 @@ def compiled(
         tile: rows and columns of a program (``tile_for``).
         coarse: side of the blocks of pixels that share their multipliers; 0 if all pixels do.
         biased: whether every pixel has its own bias.
+        aligned: whether the width of the images is a multiple of 4.
         pool: side of the blocks of pixels whose sums ``one_pass`` gives, a power of 2; or 0.
     """
     _, channels, *sides = filters
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
     if device.type != "cuda" or torch.version.cuda is None or not known:
         return None
-    text = source(filters, tile=tile, coarse=coarse, biased=biased, pool=pool)
+    text = source(filters, tile=tile, coarse=coarse, biased=biased, aligned=aligned, pool=pool)
     return _module(device, text).get(name)
 
 
@@ -105,13 +107,20 @@ def _cached(key: str, compile: Callable[[], bytes]) -> bytes:
 
 
 def source(
-    filters: torch.Size, *, tile: tuple[int, int], coarse: int, biased: bool, pool: int = 0
+    filters: torch.Size,
+    *,
+    tile: tuple[int, int],
+    coarse: int,
+    biased: bool,
+    aligned: bool,
+    pool: int = 0,
 ) -> str:
     """The text to compile."""
     channels, _, rows, columns = filters
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
-        "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
+        "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased),
+        "ALIGNED": int(aligned), "POOL": pool,
     }  # fmt: skip
     text = _text()
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())

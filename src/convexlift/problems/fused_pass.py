@@ -55,6 +55,7 @@ class FusedPass:
         coarse = pool or int(multipliers[0, 0].numel() > 1)
         kernel = first_layer.compiled(
             "one_pass", x.device, filters.shape, tile=tile, coarse=coarse, pool=pool,
+            aligned=width % 4 == 0,
             biased=bias is not None and bias.numel() > len(filters),
         )  # fmt: skip
         if kernel is None:
