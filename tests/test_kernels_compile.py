@@ -135,10 +135,10 @@ def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_pat
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    # A few, so that three programs fit on a multiprocessor, or two; more would be slow.
+    # A few, so that one more program fits on a multiprocessor; many would be slow.
     spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
     assert len(spilt) == len(first_layer.NAMES)
-    assert max(spilt) <= 2 * side**2, run.stderr
+    assert max(spilt) <= 4 * side**2, run.stderr
 
 
 def test_compiled_kernels_are_kept_in_the_cache_of_the_user(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
-"""``first_layer.cu`` for certain filters, compiled at run time by the NVRTC that torch loads.
+"""CUDA kernels for certain filters, compiled at run time by the NVRTC that torch loads.
 
-Several times as fast as the kernels of Triton and torch, which remain for what is missing here:
-several channels, pooled layers, large filters, and machines where it cannot be compiled.
+The texts are ``first_layer.cu`` and ``dual_step.cu``. The kernels are several times as fast as those of Triton and
+torch, which remain for what is missing here: several channels, pooled layers, large filters, GPUs
+before Ampere, and machines where they cannot be compiled.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def compiled(
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
     if device.type != "cuda" or torch.version.cuda is None or not known:
         return None
+    if torch.cuda.get_device_capability(device) < (8, 0):  # matrix units without TF32
+        return None
     text = source(filters, tile=tile, coarse=coarse, biased=biased, aligned=aligned, pool=pool)
     return _module(device, text).get(name)
 
@@ -129,4 +132,6 @@ def source(
 
 @cache
 def _text() -> str:
-    return resources.files(__package__).joinpath("first_layer.cu").read_text(encoding="utf-8")
+    folder = resources.files(__package__)
+    files = (folder.joinpath(name) for name in ("first_layer.cu", "dual_step.cu"))
+    return "".join(file.read_text(encoding="utf-8") for file in files)
