@@ -1,6 +1,6 @@
 """CUDA kernels for certain filters, compiled at run time by the NVRTC that torch loads.
 
-The texts are ``first_layer.cu`` and ``dual_step.cu``. The kernels are several times as fast as those
+The texts are ``first_layer.cu`` and ``dual_step.cu``. They are several times as fast as those
 of Triton and torch, which remain for what is missing here: several channels, pooled layers, large
 filters, GPUs before Ampere, and machines where they cannot be compiled.
 """
