@@ -155,7 +155,7 @@ def _kernels() -> str:
 
     device, filters = torch.device("cuda", torch.cuda.current_device()), torch.Size([8, 1, 3, 3])
     compiled = first_layer.compiled(
-        "dual_step", device, filters, tile=first_layer.TILE, coarse=0, biased=False
+        "dual_step", device, filters, tile=first_layer.TILE, coarse=0, biased=False, aligned=True
     )
     how = "and CUDA, compiled by NVRTC" if compiled else "only: NVRTC cannot compile CUDA here"
     return f"Triton {_version('triton')} {how}"
