@@ -108,7 +108,11 @@ def nvrtc() -> ctypes.CDLL:
 def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
     library, program = nvrtc(), ctypes.c_void_p()
     text = first_layer.source(
-        torch.Size([24, 1, side, side]), tile=tile, coarse=coarse, biased=biased, pool=pool,
+        torch.Size([24, 1, side, side]),
+        tile=tile,
+        coarse=coarse,
+        biased=biased,
+        pool=pool,
         aligned=True,
     )
     assert text.startswith('extern "C"')  # else torch 2.9 puts it before the first macro

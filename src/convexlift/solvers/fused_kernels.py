@@ -281,7 +281,12 @@ class FirstLayer:
             biased = bias is not None and bias.numel() > len(weight)
             found = {
                 name: first_layer.compiled(
-                    name, weight.device, weight.shape, tile=tile, coarse=coarse, biased=biased,
+                    name,
+                    weight.device,
+                    weight.shape,
+                    tile=tile,
+                    coarse=coarse,
+                    biased=biased,
                     aligned=operator.input_shape[-1] % 4 == 0,
                 )
                 for name in ("primal_step", "dual_step", "moved_anchor")
