@@ -17,7 +17,8 @@ def stated(data=cl.SquaredL2, **options) -> cl.VariationalProblem:
     torch.manual_seed(0)
     y = torch.rand(2, 1, 12, 16) * torch.tensor([0.3, 3.0])[:, None, None, None]
     network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.05)
-    return cl.VariationalProblem(fidelity=data(y), regularizer=network, weight=0.1, **options)
+    options = {"regularizer": network, **options}
+    return cl.VariationalProblem(fidelity=data(y), weight=0.1, **options)
 
 
 def weights() -> torch.Tensor:
@@ -91,6 +92,9 @@ def test_dual_distances_count_more_where_the_data_are_even():
     torch.testing.assert_close(weight(), torch.full((2,), 2.0))
     torch.testing.assert_close(weight(data=weighted), torch.tensor([1.5, 1.1]))
     torch.testing.assert_close(weight(**CASES["diagonal"]), torch.full((2,), 1.25))
+    share = float(SEEN.mean())
     unseen = weight(operator=cl.Mask(SEEN))
-    torch.testing.assert_close(unseen, torch.ones(2))
+    torch.testing.assert_close(unseen, torch.full((2,), 1 + share**2))
+    kinks = weight(operator=cl.Mask(SEEN), regularizer=cl.TotalVariation())
+    torch.testing.assert_close(kinks, torch.ones(2))
     assert weight(data=cl.L1) == 1.0

@@ -12,12 +12,13 @@ the paper's networks every row has one block, and this is its rule (step-size).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from convexlift.functionals.terms import DiagonalFidelityTerm
+from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.method import Choice
 from convexlift.tensors import Blocks
@@ -53,7 +54,9 @@ class Coupling:
         self.weights: dict[str, dict[str, float | Tensor]] = {
             v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
         }
-        self.dual_weight = 1.0 + _evenness(saddle.g.get("x"))
+        (_, term), *others = saddle.f
+        alone = isinstance(term, LastLayerTerm) and not others and term.activation.smooth
+        self.dual_weight = 1.0 + _evenness(saddle.g.get("x"), unseen=alone)
 
     def in_double(self) -> Coupling:
         """The same, for the problem in double precision; norms are not computed again."""
@@ -124,16 +127,19 @@ class Coupling:
         return weight * v_sizes / reach
 
 
-def _evenness(term: object) -> Tensor | float:
+def _evenness(term: object, *, unseen: bool) -> Tensor | float:
     """The root of the least curvature of quadratic data over the greatest, (B,).
 
-    0 if a pixel is unseen, or for other data terms. With 1 + evenness as the weight of dual
-    distances, denoising takes six tenths of the iterations (measured; data behind operators and
-    data with kinks would take more).
+    0 for other data terms, and if a pixel is unseen. Or, if pixels may be ``unseen``, that of the
+    seen pixels times the square of their share. With 1 + evenness as the weight of dual distances,
+    denoising takes six tenths of the iterations, and inpainting with a smooth layer nine tenths
+    (measured; several layers, data behind operators and data with kinks would take more).
     """
     if not isinstance(term, DiagonalFidelityTerm) or term.fidelity.curvature is None:
         return 0.0
     y = term.fidelity.y
     curvature = (term.fidelity.curvature * term.diagonal.square()).to(y).expand_as(y).flatten(1)
-    least, greatest = curvature.amin(1), curvature.amax(1)
-    return (least / torch.where(greatest > 0, greatest, 1.0)).sqrt()
+    greatest, seen = curvature.amax(1), curvature > 0
+    share = seen.to(y.dtype).mean(1)
+    least = torch.where(seen, curvature, math.inf).amin(1) if unseen else curvature.amin(1)
+    return share.square() * (least / torch.where(greatest > 0, greatest, math.inf)).sqrt()
