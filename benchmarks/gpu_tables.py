@@ -31,7 +31,7 @@ import torch
 from gpu_iteration import CASES, problem
 
 import convexlift as cl
-from convexlift.solvers import loop, replays
+from convexlift.solvers import fused_iterations, loop, replays
 from convexlift.solvers.ledger import Ledger
 from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 
@@ -189,6 +189,8 @@ def growth(device: str, quick: bool) -> Iterator[Row]:
     stop = cl.StopWhen(gap=0.0, max_iterations=ITERATIONS)
     for size in (32, 64) if quick else (512, 1024, 2048, 4096):
         stated = problem("photo-any-size", 1, size, device)
+        fused_iterations.IDLE.clear()  # the buffers and graphs of the size before
+        replays.IDLE.clear()
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         whole = seconds(lambda stated=stated: cl.solve(stated, stop=stop), device, quick=True)
