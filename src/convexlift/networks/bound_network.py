@@ -101,12 +101,14 @@ class BoundNetwork(TensorRecord):
 
         One number, or one for each image.
         """
-        last = self.layers[-1]
-        h, zeros = last.activation, torch.zeros_like(self.output)
-        at_zero = conjugate_at(h, 0.0, zeros.dtype) if h.plain else h.conjugate(h.spread(zeros))
-        lowest = (self.output * -at_zero).flatten(1)
-        repeated = torch.Size(last.shape).numel() // lowest.shape[1]  # over the pixels of a channel
-        return repeated * lowest.sum(1, dtype=torch.float64)
+        last, W = self.layers[-1], self.output
+        # Channel by channel: products for all pixels would be large.
+        sums = W.reshape(*W.shape[:2], -1).sum(2, dtype=torch.float64)
+        h, zeros = last.activation, torch.zeros_like(W[(...,) + (slice(1),) * (W.ndim - 2)])
+        at_zero = conjugate_at(h, 0.0, W.dtype) if h.plain else h.conjugate(h.spread(zeros))
+        lowest = sums * -(at_zero.flatten(1) if isinstance(at_zero, Tensor) else at_zero)
+        repeated = torch.Size(last.shape).numel() // W[0].numel()  # over the pixels of a channel
+        return repeated * lowest.sum(1)
 
     def in_parts(self, most: int) -> list[tuple[slice, BoundNetwork]]:
         """Networks with some of the channels each, whose sum is R, and the channels of a.
