@@ -29,24 +29,32 @@ WEIGHTS = {"faces-inpainting-bilevel": 1.1, "photo-any-size": 0.2, "photo-open":
 NOISE = 0.1
 
 
-def problem(name: str, batch: int, size: int, device: str) -> cl.VariationalProblem:
-    """Random data with the statistics of a piecewise smooth image."""
+def problem(
+    name: str,
+    batch: int,
+    size: int,
+    device: str,
+    task: str | None = None,
+    weight: float | None = None,
+) -> cl.VariationalProblem:
+    """Random data with the statistics of a piecewise smooth image; another task on request."""
     torch.manual_seed(0)
     coarse = torch.rand(batch, 1, size // 16, size // 16)
     clean = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
     network = cl.load(name)
-    if CASES[name] == "inpainting":
+    task, weight = task or CASES[name], weight or WEIGHTS[name]
+    if task == "inpainting":
         mask = torch.rand(size, size) > 0.3
         data: cl.Fidelity = cl.SquaredL2((clean + 0.03 * torch.randn_like(clean)) * mask)
         operator: cl.LinearOperator = cl.Mask(mask)
-    elif CASES[name] == "gaussian":
+    elif task == "gaussian":
         data, operator = cl.SquaredL2(clean + NOISE * torch.randn_like(clean)), cl.Identity()
     else:
         noise = torch.rand_like(clean)
         y = torch.where(noise < 0.125, 0.0, torch.where(noise > 0.875, 1.0, clean))
         data, operator = cl.L1(y), cl.Identity()
     made = cl.VariationalProblem(
-        fidelity=data, operator=operator, regularizer=network, weight=WEIGHTS[name], box=(0, 1),
+        fidelity=data, operator=operator, regularizer=network, weight=weight, box=(0, 1),
         noise=NOISE if network.reads_data else None,
     )  # fmt: skip
     return made.to(device=device)

@@ -7,8 +7,9 @@
 Solves: milliseconds for each image from the stated problem to the claim, of a single image and of a
 batch, to a certified gap of 1e-3. Parts: where a solve spends its time, its launches, and whether
 its numbers are the same without graphs of checks and claims. Growth: nanoseconds for each pixel and
-iteration, and the peak of the device's memory, for larger and larger images. Scanners: microseconds
-of A and A* for a batch. First call: seconds of the first solve of a new process, and of its second.
+iteration, and the peak of the device's memory, for larger and larger images. Tasks: seconds, gap
+and memory of the largest of them, solved. Scanners: microseconds of A and A* for a batch. First
+call: seconds of the first solve of a new process, and of its second.
 DIR/gpu.json is written after each table. For a closer look: ``gpu_iteration.py``,
 ``ray_transforms.py``.
 """
@@ -31,13 +32,15 @@ import torch
 from gpu_iteration import CASES, problem
 
 import convexlift as cl
-from convexlift.solvers import loop, replays
+from convexlift.solvers import fused_iterations, loop, replays
 from convexlift.solvers.ledger import Ledger
 from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 
 Row = dict[str, Any]
 ITERATIONS = 20
 """Of the solves for the growth, which do not converge."""
+TASKS = {"inpainting": 0.18, "gaussian": 1.0, "salt-and-pepper": 7.3}
+"""With the weights of the card."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,8 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
     found: dict[str, Any] = {"device": where, "torch": torch.__version__}
     print(f"{where}, torch {torch.__version__}")
     for title, rows in (
-        ("solves", solves), ("parts", parts), ("growth", growth), ("scanners", scanners),
-        ("first call", in_a_new_process),
+        ("solves", solves), ("parts", parts), ("growth", growth), ("tasks", tasks),
+        ("scanners", scanners), ("first call", in_a_new_process),
     ):  # fmt: skip
         if given.only not in (None, title.split()[0]):
             continue
@@ -189,13 +192,46 @@ def growth(device: str, quick: bool) -> Iterator[Row]:
     stop = cl.StopWhen(gap=0.0, max_iterations=ITERATIONS)
     for size in (32, 64) if quick else (512, 1024, 2048, 4096):
         stated = problem("photo-any-size", 1, size, device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        whole = seconds(lambda stated=stated: cl.solve(stated, stop=stop), device, quick=True)
-        row: Row = {"size": size, "ns": round(1e9 * whole / ITERATIONS / size**2, 1)}
-        if device == "cuda":
-            row["GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-        yield row
+        forget(device)
+        times = [once(lambda stated=stated: cl.solve(stated, stop=stop), device) for _ in range(4)]
+        ns = [round(1e9 * time / ITERATIONS / size**2, 1) for time in times[1:]]
+        yield {"size": size, "ns": ns, **memory(device)}
+
+
+def tasks(device: str, quick: bool) -> Iterator[Row]:
+    """Solved to a gap of 1e-3: with a mask, without, and with kinks in the data term."""
+    size = 64 if quick else 4096
+    for task, weight in TASKS.items():
+        stated = problem("photo-any-size", 1, size, device, task, weight)
+        forget(device)
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            solution = cl.solve(stated)
+            times.append(round(time.perf_counter() - begin, 2))
+            found = {"iterations": int(solution.iterations), "gap": f"{float(solution.gap):.1e}",
+                     "status": solution.status[0].name}  # fmt: skip
+            del solution  # its dual variables are large
+        yield {"task": task, "size": size, **found, "s": times[1:], **memory(device)}
+
+
+def forget(device: str) -> None:
+    """Free the buffers and graphs that earlier solves left, and count peaks anew."""
+    fused_iterations.IDLE.clear()
+    replays.IDLE.clear()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory(device: str) -> Row:
+    """Peaks of the memory that tensors take, and that torch has reserved for them."""
+    if device != "cuda":
+        return {}
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {
+        name: round(peak / 1e9, 2) for name, peak in zip(("GB", "reserved"), peaks, strict=True)
+    }
 
 
 def scanners(device: str, quick: bool) -> Iterator[Row]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from convexlift.parts import ProblemPart, require_positive
+from convexlift.strips import at_once
 from convexlift.tensors import (
     TensorRecord,
     first_non_finite,
@@ -30,7 +31,7 @@ from convexlift.tensors import (
 )
 
 LARGE = 2**19
-"""Images with fewer numbers are processed at once."""
+"""Images with fewer numbers are processed at once on a CPU."""
 CACHED = 2**18
 """Numbers of a larger image that are processed at once."""
 ALIGNED = 64
@@ -226,16 +227,17 @@ PixelFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def by_rows(function: PixelFunction, fidelity: Fidelity, *images: Tensor) -> tuple[Tensor, ...]:
-    """function(fidelity, *images); of large images on a CPU, a few rows at a time.
+    """function(fidelity, *images); of large images, a few rows at a time.
 
     Such a function has a dozen intermediate results. Numbers without rows belong to all of them.
     """
     like, foreign = images[0], any(True for _ in foreign_parts(fidelity))
-    large = like.device.type == "cpu" and like.numel() >= LARGE
+    large = like.numel() >= at_once(LARGE, like.device)
     if foreign or not large or like.shape != fidelity.y.shape:
         return function(fidelity, *images)
     height, results = like.shape[-2], list[Tensor]()
-    step = ALIGNED * max(1, CACHED * height // (ALIGNED * like.numel()))
+    cached = at_once(CACHED, like.device)
+    step = ALIGNED * max(1, cached * height // (ALIGNED * like.numel()))
     for top in range(0, height, step):
         rows = slice(top, top + step)
         here = (each[..., rows, :] if each.shape[-2:-1] == (height,) else each for each in images)

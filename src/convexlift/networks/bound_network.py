@@ -19,6 +19,8 @@ IMAGE = 0
 """The source number of the image x, beside 1, 2, ... for z_1, z_2, ..."""
 PARTS = 6
 """The most parts into which a network is divided: each convolves the whole image."""
+LARGEST_PART = 2**26
+"""The most numbers of a part nevertheless (0.5 GB in double precision)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,18 +101,21 @@ class BoundNetwork(TensorRecord):
 
         One number, or one for each image.
         """
-        last = self.layers[-1]
-        h, zeros = last.activation, torch.zeros_like(self.output)
-        at_zero = conjugate_at(h, 0.0, zeros.dtype) if h.plain else h.conjugate(h.spread(zeros))
-        lowest = (self.output * -at_zero).flatten(1)
-        repeated = torch.Size(last.shape).numel() // lowest.shape[1]  # over the pixels of a channel
-        return repeated * lowest.sum(1, dtype=torch.float64)
+        last, W = self.layers[-1], self.output
+        # Channel by channel: products for all pixels would be large.
+        sums = W.reshape(*W.shape[:2], -1).sum(2, dtype=torch.float64)
+        h, zeros = last.activation, torch.zeros_like(W[(...,) + (slice(1),) * (W.ndim - 2)])
+        at_zero = conjugate_at(h, 0.0, W.dtype) if h.plain else h.conjugate(h.spread(zeros))
+        lowest = sums * -(at_zero.flatten(1) if isinstance(at_zero, Tensor) else at_zero)
+        repeated = torch.Size(last.shape).numel() // W[0].numel()  # over the pixels of a channel
+        return repeated * lowest.sum(1)
 
     def in_parts(self, most: int) -> list[tuple[slice, BoundNetwork]]:
         """Networks with some of the channels each, whose sum is R, and the channels of a.
 
-        As few as have at most ``most`` numbers a for each image, but no more than ``PARTS``. Only
-        one convolution of the image can be divided; others are one part.
+        As few as have at most ``most`` numbers a for each image, but no more than ``PARTS`` unless
+        these would be very large. Only one convolution of the image can be divided; others are one
+        part.
         """
         first, *others = self.layers
         whole: list[tuple[slice, BoundNetwork]] = [(slice(None), self)]
@@ -118,7 +123,9 @@ class BoundNetwork(TensorRecord):
         if others or operator is None or len(first.operators) > 1 or first.residual:
             return whole
         h, (channels, *size) = first.activation, first.shape
-        count = min(PARTS, channels, -(-h.group * math.prod(first.shape) // most))
+        numbers = h.group * math.prod(first.shape)
+        most_parts = max(PARTS, -(-numbers // LARGEST_PART))
+        count = min(most_parts, channels, -(-numbers // most))
         if count <= 1:
             return whole
         parts = []

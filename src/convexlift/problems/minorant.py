@@ -20,6 +20,7 @@ smaller network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,7 @@ from convexlift.problems.fused_pass import FusedPass
 from convexlift.problems.lifting import dual_names, feasible_duals, made_feasible, pooled_layers
 from convexlift.problems.packed_slopes import CODES, Duals, PackedDual, feasible, pack
 from convexlift.problems.variational import VariationalProblem
+from convexlift.strips import at_once
 from convexlift.tensors import (
     Blocks,
     Scalar,
@@ -53,11 +55,13 @@ from convexlift.tensors import (
 CACHED = 2**18
 """Numbers processed at once in the plain computation."""
 STRIP = 2**19
-"""Numbers of a in a strip (2 MB), a size at which convolutions are fast."""
+"""Numbers of a in a strip (2 MB), a size at which convolutions are fast on a CPU."""
 CHUNK = 2**17
 """Numbers in a few channels of a strip (0.5 MB), a size at which all other steps are fast."""
 WORTHWHILE = 2**17
 """Layers with fewer numbers are computed at once."""
+LARGE = 2**26
+"""Numbers of a, of one image, from which a GPU has strips, too: there, they only save memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +171,10 @@ class OnePass:
         operator = self.layer.operators[IMAGE].convolution
         assert operator is not None
         self.operator = operator
-        # Strips fit the cache of a processor; a GPU is faster with fewer launches.
-        self._cached = operator.weight.device.type == "cpu"
+        device = operator.weight.device
+        self._cached = device.type == "cpu"
+        self._divided = self._cached or math.prod(self.layer.shape) >= LARGE
+        self._strip = at_once(STRIP, device)
 
     @staticmethod
     def of(network: BoundNetwork) -> OnePass | None:
@@ -249,9 +255,9 @@ class OnePass:
         """Images, rows of a, and the rows of the padded image that they depend on."""
         _, height, width = self.layer.shape
         images, step = batch, height
-        if self._cached:
+        if self._divided:
             block = 1 if self.pooling is None else self.pooling.pool_size
-            rows = max(16, STRIP // (self.operator.weight.shape[0] * width))
+            rows = max(16, self._strip // (self.operator.weight.shape[0] * width))
             images, step = 1, block * max(1, rows // block)
         for i in range(0, batch, images):
             for rows_of_a, halo in self.operator.strips(step):

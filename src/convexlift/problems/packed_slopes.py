@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
+from convexlift.strips import at_once
 from convexlift.tensors import local, sum_per_image
 
 CODES = torch.int16
 STEPS, MIDDLE = 2**16 - 1, 2**15
 CACHED = 2**19
-"""Numbers that are unpacked at once."""
+"""Numbers that a CPU unpacks at once."""
 
 
 def can_be_packed(h: Activation) -> bool:
@@ -104,6 +105,6 @@ def distance(h: Activation, codes: Tensor, others: Tensor, t: Tensor) -> Tensor:
 
 def _strips(v: Tensor) -> Iterator[tuple[slice, slice, slice]]:
     """A few rows at a time, since intermediate results are large."""
-    rows = max(1, CACHED * v.shape[-2] // v.numel())
+    rows = max(1, at_once(CACHED, v.device) * v.shape[-2] // v.numel())
     for top in range(0, v.shape[-2], rows):
         yield slice(None), slice(None), slice(top, top + rows)

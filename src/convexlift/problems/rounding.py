@@ -17,12 +17,15 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation, conjugate_at
 from convexlift.operators.linear import LinearOperator
+from convexlift.strips import at_once
 from convexlift.tensors import Shape, channel_slices, converted
 
 UNIT = 2.0**-53
 """Half the distance from 1 to the next number: the largest relative error of one operation."""
 CACHED = 2**17
 """Numbers processed at once on a CPU (1 MB)."""
+LARGE = 2**26
+"""Numbers of one image that a GPU divides, too (0.5 GB), since several such arrays are needed."""
 PART = 2**22
 """Numbers of a layer that are computed at once (32 MB); larger ones are divided into channels."""
 BLOCK = 1024
@@ -111,9 +114,11 @@ def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -
 
 
 def pieces(h: Activation, a: Tensor) -> Iterator[tuple[slice, slice]]:
-    """A few channels of h(a) at a time, which fit the cache of a CPU, with the channels of a."""
+    """A few channels of h(a) at a time, where that is faster or saves memory; and those of a."""
     channels = a.shape[1] // h.group
-    some = channels if a.is_cuda else max(1, CACHED * channels // max(1, a.numel()))
+    if a.is_cuda and a[0].numel() < LARGE:
+        return channel_slices(h.group, channels, channels)
+    some = max(1, at_once(CACHED, a.device) * channels // max(1, a.numel()))
     return channel_slices(h.group, channels, some)
 
 

@@ -2,8 +2,8 @@
 
 ``RestartedPDHG`` chooses (a, b, e), step sizes and restarts; ``Iterations`` holds the iterate and
 computes. Three implementations agree up to rounding: ``Iterations`` itself, on whole tensors,
-``TiledIterations`` on strips that stay in a processor's cache, and ``FusedIterations`` in two GPU
-kernels. ``ExtrapolatedIterations`` are fewer, for problems of moderate size.
+``TiledIterations`` on strips of rows, and ``FusedIterations`` in two GPU kernels.
+``ExtrapolatedIterations`` are fewer, for problems of moderate size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from convexlift.freed_memory import give_back
-from convexlift.functionals.terms import LastLayerTerm
+from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.packed_slopes import (
     CODES,
@@ -31,10 +31,11 @@ from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory, Restarts
+from convexlift.strips import at_once
 from convexlift.tensors import Blocks, choose_images, expand_per_image, local
 
 STRIP = 2**19
-"""Numbers of v in a strip (2 MB)."""
+"""Numbers of v in a strip on a CPU (2 MB)."""
 MEMORABLE = 2**20
 """The most variables of an image that are extrapolated, from eleven arrays of that size."""
 SAMPLE = 2**14
@@ -43,6 +44,8 @@ WORTHWHILE = 2**17
 """Size of v below which strips are not worthwhile."""
 LARGE = 2**24
 """Size of v from which v and the anchor of a single image are packed in 16 bits."""
+LARGE_ON_A_GPU = 2**28
+"""The same on a GPU, where smaller ones are left to ``FusedIterations``, which are faster."""
 SAMPLED = 8
 """Displacements of a packed v are measured on rows this far apart."""
 Displacement = tuple[Blocks, Blocks]
@@ -80,12 +83,14 @@ class Iterations:
         advantage: the reason to prefer a subclass, for ``explain``.
         block: the preferred number of iterations per call.
         skips: whether images that are not active are skipped; else they iterate in vain.
+        anchored: whether e may be other than 0; else anchors only measure displacements.
     """
 
     name: ClassVar[str] = "plain"
     advantage: ClassVar[str] = ""
     block: ClassVar[int] = 1
     skips: bool = False
+    anchored: bool = True
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         self.saddle, self.coupling = saddle, coupling
@@ -197,22 +202,23 @@ class ExtrapolatedIterations(Iterations):
 
 
 class TiledIterations(Iterations):
-    """Iterations whose dual half is computed in strips of rows, on the CPU, image by image.
+    """Iterations whose dual half is computed in strips of rows, image by image.
 
     For problems with one layer and a convolution K of stride 1, only v is large. One pass over it,
 
         v <- prox_{f*}(w + sigma K x_bar),    w <- a v + b w + e anchor,    c <- K* w,
 
     on strips that stay in a processor's cache, reads and writes w once instead of a dozen times.
+    Large strips on a GPU need less memory than all of v at once.
 
     It works in place on the w of the last state, of which earlier states of the same solver have
     no copy. A large v is packed (``packed_slopes``), and so is the anchor, which moves in place as
-    well. So three arrays of the size of v suffice: w, and in 16 bits each v, the v of the best
-    bound, and the anchor.
+    well. So w suffices, and in 16 bits each v, the v of the best bound, and the anchor; of an
+    anchor that only measures displacements, a few rows.
     """
 
     name = "tiled"
-    advantage = "one large convolution on a CPU: strips of rows that fit its cache"
+    advantage = "one large convolution: strips of rows that fit the cache, or save memory"
     block = 10
     skips = True
 
@@ -227,18 +233,22 @@ class TiledIterations(Iterations):
         operator = only.convolution
         if operator is None or not isinstance(term, LastLayerTerm):
             raise DoesNotApply("the layer is not a convolution of stride 1")
-        if operator.weight.device.type != "cpu":
-            raise DoesNotApply("not on a CPU")
         size = torch.Size(operator.output_shape(saddle.K.shapes["x"])).numel()
+        self.operator, self.term, self.size = operator, term, size
+        self._large, device = LARGE, operator.weight.device.type
+        if device != "cpu":
+            self._large, data = LARGE_ON_A_GPU, saddle.g.get("x")
+            single = isinstance(data, DiagonalFidelityTerm) and self.packs(data.fidelity.y)
+            if device != "cuda" or not single:
+                raise DoesNotApply("not on a CPU, nor a single image that is very large")
         if size < WORTHWHILE:
             raise DoesNotApply(f"{size} dual variables are few enough for a cache")
-        self.operator, self.term, self.size = operator, term, size
         self._stored: RestartState | None = None
 
     def packs(self, x: Tensor) -> bool:
         """Whether v is large, of a single image, and can be packed."""
         single = len(x) == 1 and x.dtype is torch.float32
-        return self.size >= LARGE and single and can_be_packed(self.term.activation)
+        return self.size >= self._large and single and can_be_packed(self.term.activation)
 
     def packed(self, v: Blocks) -> Blocks:
         """The codes of v, unless it is packed already."""
@@ -258,8 +268,7 @@ class TiledIterations(Iterations):
         w = state.w_v[self.row]
         if w.dtype is CODES:  # the start
             self.w = feasible(self.term.activation, w, self.term.weights)
-            origin = _sampled(state.origin_v)[self.row].clone()  # without the other rows
-            self.origin_v = Blocks({self.row: origin})
+            self.origin_v = self._few_rows(state.origin_v)
         else:
             self.w = w.clone()
         self.w_v = Blocks({self.row: self.w})
@@ -274,7 +283,9 @@ class TiledIterations(Iterations):
         """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
         if not self.has_codes:
             return super().displacements(state)
-        v, anchor = (_sampled(each)[self.row] for each in (self.v, self.anchor_v))
+        v, anchor, origin = (
+            self._few_rows(each)[self.row] for each in (self.v, self.anchor_v, self.origin_v)
+        )
         t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
         scale, way = (self.w.shape[-2] / v.shape[-2]) ** 0.5, self.coupling.way
 
@@ -282,7 +293,7 @@ class TiledIterations(Iterations):
             return Blocks({self.row: scale * distance(self.term.activation, v, other, t)})
 
         return (
-            (way(self.u, state.origin_u), far(self.origin_v[self.row])),
+            (way(self.u, state.origin_u), far(origin)),
             (way(self.u, self.anchor_u), far(anchor)),
         )
 
@@ -290,9 +301,17 @@ class TiledIterations(Iterations):
         """As in ``Iterations``; a packed anchor moves in place once it is not another's tensor."""
         anchor, v = self.anchor_v, self.v
         super().move_anchor(images)
-        if self.has_codes:  # of the single image, which moves
+        if self.has_codes and not self.anchored:
+            self.anchor_v = self._few_rows(v)
+        elif self.has_codes:  # of the single image, which moves
             own = anchor[self.row] if self._owns_anchor else torch.empty_like(v[self.row])
             self.anchor_v, self._owns_anchor = Blocks({self.row: own.copy_(v[self.row])}), True
+
+    def _few_rows(self, v: Blocks) -> Blocks:
+        """A copy of some rows, without the others; or v itself, if it has no others."""
+        if v[self.row].shape[-2] < self.w.shape[-2]:
+            return v
+        return Blocks({self.row: v[self.row][:, :, ::SAMPLED].clone()})
 
     def _pulled(self) -> Tensor:
         """K* w, strip by strip."""
@@ -304,7 +323,8 @@ class TiledIterations(Iterations):
     @property
     def _rows(self) -> int:
         """Rows of a strip."""
-        return max(16, STRIP // (self.w.shape[1] * self.w.shape[3]))
+        numbers = at_once(STRIP, self.w.device)
+        return max(16, numbers // (self.w.shape[1] * self.w.shape[3]))
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
@@ -358,8 +378,7 @@ class TiledIterations(Iterations):
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
                 t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
-                    kept = pack(self.term.activation, new, t) if self.has_codes else new
-                    v[one, :, strip] = kept
+                    v[one, :, strip] = pack(self.term.activation, new, t) if self.has_codes else new
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
                 # b == 0 occurs in restarts only, where a == 1.
@@ -379,8 +398,3 @@ class TiledIterations(Iterations):
         y = self.operator.on_padded(x_bar, here).add_(w, alpha=1 / float(sigma))
         weights = local(self.term.weights, *place)
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))
-
-
-def _sampled(v: Blocks) -> Blocks:
-    """Every few rows."""
-    return Blocks({name: part[:, :, ::SAMPLED] for name, part in v.items()})

@@ -168,6 +168,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         self.rules = RestartRules(
             problem, relaxed=coupling.relaxed, extrapolated=extrapolated, growth=coupling.growth
         )
+        self.iterations.anchored = self.rules.relaxed < math.inf
 
     @cached_property
     def _precise(self) -> RestartedPDHG | None:
@@ -322,7 +323,7 @@ def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[
     """The implementation for a problem, and why: the only place where this is decided."""
     reasons = []
     kinds: tuple[type[Iterations], ...]
-    kinds = FusedIterations, TiledIterations, ExtrapolatedIterations
+    kinds = TiledIterations, FusedIterations, ExtrapolatedIterations
     for kind in kinds:
         try:
             return kind(saddle, coupling), kind.advantage
