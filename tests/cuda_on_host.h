@@ -1,4 +1,4 @@
-// What first_layer.cu needs of CUDA, on a CPU: a fibre for each thread of a program, all of them on one
+// What the kernels need of CUDA, on a CPU: a fibre for each thread of a program, all of them on one
 // thread of the CPU, since a barrier of fibres takes far less time than one of threads.
 #include <algorithm>
 #include <cmath>
@@ -10,6 +10,7 @@
 
 struct dim3 { int x, y; };
 struct float4 { float x, y, z, w; };
+struct double2 { double x, y; };
 static dim3 gridDim, threadIdx, blockIdx;
 
 #define __global__

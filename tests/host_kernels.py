@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from convexlift.kernels import first_layer
+from convexlift.kernels import first_layer, rigorous_pass
 
 COMPILER = shutil.which("g++")
 EXPORT = """
@@ -26,10 +26,12 @@ extern "C" void run(int programs, int batch, %s)
 class HostKernel:
     """What ``first_layer.compiled`` gives on a GPU, for tensors on the CPU."""
 
+    source = staticmethod(first_layer.source)
+
     def __init__(
         self, name: str, device: torch.device, filters: torch.Size, **options: Any
     ) -> None:
-        self._run = _built(name, filters, **options)
+        self._run = _built(name, self.source(filters, **options))
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: list[Any]) -> None:
         """Launch, and wait."""
@@ -41,9 +43,14 @@ class HostKernel:
         self._run(grid[0], grid[1], *(kinds[type(arg)](arg) for arg in args))
 
 
+class RigorousKernel(HostKernel):
+    """What ``rigorous_pass.compiled`` gives on a GPU, for tensors on the CPU."""
+
+    source = staticmethod(rigorous_pass.source)
+
+
 @cache
-def _built(name: str, filters: torch.Size, **options: Any) -> Any:
-    text = first_layer.source(filters, **options)
+def _built(name: str, text: str) -> Any:
     after = text[text.index(f" {name}(\n") + len(name) + 2 :]
     signature = after[: after.index(")\n{")]
     names = ", ".join(part.split()[-1] for part in signature.split(","))

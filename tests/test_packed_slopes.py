@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems import claims, minorant, packed_slopes, rigorous_bounds, variational
+from convexlift.problems import claims, minorant, packed_slopes, rigorous_regularizer, variational
 from convexlift.problems.claims import InBoth, proved
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.packed_slopes import (
@@ -118,8 +118,7 @@ def test_a_solve_continues_from_a_packed_state(monkeypatch):
 @pytest.mark.parametrize("part", [1, 2**22])
 def test_packed_dual_variables_prove_what_their_numbers_prove(part, monkeypatch):
     """To the last bit: a proof file holds the numbers."""
-    for module in (claims, rigorous_bounds):
-        monkeypatch.setattr(module, "PART", part)
+    monkeypatch.setattr(rigorous_regularizer, "PART", part)
     problem = denoising()
     both, x = InBoth(problem), problem.fidelity.y.clamp(0, 1)
     h, t = problem.network.layers[0].activation, problem.weight * problem.network.output
@@ -205,7 +204,7 @@ def test_two_or_two_and_a_half_dual_variables_are_alive_at_most(gap, fidelity, m
     monkeypatch.setattr(iterations, "LARGE", 1)
     for module, name, value in (
         (iterations, "STRIP", 1), (minorant, "WORTHWHILE", 1), (minorant, "STRIP", 1),
-        (packed_slopes, "CACHED", 2**15), (claims, "PART", 1), (rigorous_bounds, "PART", 1),
+        (packed_slopes, "CACHED", 2**15), (rigorous_regularizer, "PART", 1),
         (variational, "PART", 1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -246,8 +245,7 @@ def test_claims_in_parts_prove_the_same(monkeypatch):
     problem = denoising()
     solution = cl.solve(problem)
     whole = cl.certify(problem, solution.x, solution.duals)
-    for module in (claims, rigorous_bounds):
-        monkeypatch.setattr(module, "PART", 1)
+    monkeypatch.setattr(rigorous_regularizer, "PART", 1)
     parts = cl.certify(problem, solution.x, solution.duals)
     torch.testing.assert_close(parts.objective, whole.objective, rtol=1e-12, atol=0)
     torch.testing.assert_close(parts.lower_bound, whole.lower_bound, rtol=1e-9, atol=0)

@@ -71,11 +71,11 @@ def compiled(
     if torch.cuda.get_device_capability(device) < (8, 0):  # matrix units without TF32
         return None
     text = source(filters, tile=tile, coarse=coarse, biased=biased, aligned=aligned, pool=pool)
-    return _module(device, text).get(name)
+    return module(device, text, NAMES).get(name)
 
 
 @cache
-def _module(device: torch.device, text: str) -> dict[str, Any]:
+def module(device: torch.device, text: str, names: tuple[str, ...]) -> dict[str, Any]:
     """The kernels of a text, by name; none, and a warning, where they cannot be compiled.
 
     These functions of torch are private so far, and may change: then there are none, too.
@@ -86,8 +86,8 @@ def _module(device: torch.device, text: str) -> dict[str, Any]:
         with torch.cuda.device(device):
             kind = torch.cuda.get_device_capability(), torch.version.cuda
             key = hashlib.sha256(f"{kind} {text}".encode()).hexdigest()
-            binary = _cached(key, lambda: _nvrtc_compile(text, NAMES[0])[0])
-            kernels: Any = _cuda_load_module(binary, list(NAMES))
+            binary = _cached(key, lambda: _nvrtc_compile(text, names[0])[0])
+            kernels: Any = _cuda_load_module(binary, list(names))
             return dict(kernels)
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:
         warnings.warn(f"CUDA kernels cannot be compiled, slower ones run: {error}", stacklevel=2)

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity
-from convexlift.networks.bound_network import BoundLayer, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.minorant import proving_duals
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.rigorous_bounds import bounds_below
+from convexlift.problems.rigorous_regularizer import regularizer_above
 from convexlift.problems.rounding import (
-    PART,
     Rounded,
-    activated,
-    channel_means,
-    channel_sums,
     gamma,
-    largest,
     product,
-    sum_rate,
     total,
 )
 from convexlift.problems.variational import VariationalProblem
@@ -299,51 +292,6 @@ def data_term_above(fidelity: Fidelity, operator: LinearOperator, x: Tensor) -> 
     w = product(operator, Rounded.exact(x), tuple(x.shape[1:]))
     value, error = total(Rounded.exact(fidelity.density_above(w.value, w.error)))
     return value + error
-
-
-def regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
-    """weight R(x) for each image, rounded up: the sum over parts that fit the memory."""
-    (_, first), *others = problem.network.in_parts(PART)
-    value = _regularizer_above(problem.with_network(first), x)
-    for _, network in others:
-        more = _regularizer_above(problem.with_network(network), x)
-        value = (value + more) + gamma(2) * (value.abs() + more.abs())
-    return value
-
-
-def _regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
-    network, weight = problem.network, problem.weight
-    values = [Rounded.exact(x)]
-    *hidden, last = network.layers
-    for layer in hidden:
-        z = activated(layer.activation, _preactivation(network, layer, values, problem.image_shape))
-        values.append(z + values[-1] if layer.residual else z)
-    a = _preactivation(network, last, values, problem.image_shape)
-    pixels = math.prod(last.shape[1:])
-    parts = [activated(last.activation, a, network.output)]
-    if last.residual:  # R = <W_L, h(a)> + <W_L, z_{L-1}>
-        below = values[-1]
-        parts.append(Rounded(channel_sums(network.output * below.value), below.error, below.size))
-    regularizer, error = x.new_zeros(len(x)), x.new_zeros(len(x))
-    per_channel = channel_means(network.output)
-    for part in parts:
-        each = largest(part.error) + sum_rate(pixels + last.shape[0]) * part.size
-        error = error + (pixels * per_channel * each * (1 + 1e-9)).flatten(1).sum(1)
-        regularizer = regularizer + part.value.sum(1)
-    return weight * (regularizer + error)
-
-
-def _preactivation(
-    network: BoundNetwork, layer: BoundLayer, values: list[Rounded], image_shape: Shape
-) -> Rounded:
-    a = reduce(operator.add, [
-        product(K, values[source], network.source_shape(source, image_shape))
-        for source, K in layer.operators.items()
-    ])  # fmt: skip
-    if layer.bias is None:
-        return a
-    size = a.size + largest(layer.bias)
-    return Rounded(a.value + layer.bias, a.error + gamma(1) * size, size)
 
 
 def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:

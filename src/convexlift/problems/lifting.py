@@ -22,7 +22,7 @@ The result is a saddle-point problem with named blocks,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -41,7 +41,7 @@ from convexlift.functionals.terms import (
     PooledEpigraphTerm,
     PrimalTerm,
 )
-from convexlift.networks.bound_network import BackwardPass, BoundNetwork
+from convexlift.networks.bound_network import IMAGE, BackwardPass, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
 from convexlift.operators.linear import Composition, Identity, LinearOperator
 from convexlift.problems.packed_slopes import feasible
@@ -202,6 +202,23 @@ def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
             rest = tuple(reversed(others)) or (Identity(),)
             found[i] = Pooled(user, Composition(rest), first)
     return found
+
+
+def above_pooling(network: BoundNetwork) -> tuple[LinearOperator, BoundNetwork] | None:
+    """The pooling of the first layer, and the layers above it as a network of block means.
+
+    None if there is no such pooling, or if one of these layers reads the image.
+    """
+    pooled = pooled_layers(network).get(1)
+    above = network.layers[1:]
+    if pooled is None or any(IMAGE in layer.operators for layer in above):
+        return None
+    layers = tuple(
+        replace(layer, operators={j - 1: pooled.rest if j == 1 else operator
+                                  for j, operator in layer.operators.items()})
+        for layer in above
+    )  # fmt: skip
+    return pooled.pooling, BoundNetwork(layers, network.output)
 
 
 def lift(

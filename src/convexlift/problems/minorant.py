@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from convexlift.networks.bound_network import (
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.fused_pass import FusedPass
-from convexlift.problems.lifting import dual_names, feasible_duals, made_feasible, pooled_layers
+from convexlift.problems.lifting import above_pooling, dual_names, feasible_duals, made_feasible
 from convexlift.problems.packed_slopes import CODES, Duals, PackedDual, feasible, pack
 from convexlift.problems.variational import VariationalProblem
 from convexlift.strips import at_once
@@ -165,8 +165,11 @@ def _layer_loss(h: Activation, a: Tensor, t: Tensor, p: Tensor) -> tuple[Tensor,
 class OnePass:
     """The pass over the strips of one network, image by image."""
 
-    def __init__(self, network: BoundNetwork, pooling: LinearOperator | None) -> None:
-        self.network, self.pooling = network, pooling
+    def __init__(
+        self, network: BoundNetwork, above: tuple[LinearOperator, BoundNetwork] | None
+    ) -> None:
+        self.network, self._upper = network, above
+        self.pooling = None if above is None else above[0]
         self.layer: BoundLayer = network.layers[0]
         operator = self.layer.operators[IMAGE].convolution
         assert operator is not None
@@ -187,10 +190,8 @@ class OnePass:
             return None
         if not above:
             return OnePass(network, None)
-        pooled = pooled_layers(network).get(1)
-        if pooled is None or any(IMAGE in layer.operators for layer in above):
-            return None
-        return OnePass(network, pooled.pooling)
+        upper = above_pooling(network)
+        return None if upper is None else OnePass(network, upper)
 
     def __call__(
         self, weight: Scalar, x: Tensor, duals: Blocks
@@ -200,8 +201,8 @@ class OnePass:
         used = Blocks({n: duals[n] for i in range(count) for n in dual_names(i + 1, count)[:1]})
         v, *others = used.values()
         above = _Above(self.network, weight, x)
-        if self.pooling is not None:
-            above = _Head(self.network, weight, others)
+        if self._upper is not None:
+            above = _Head(self.layer, *self._upper, weight, others)
         padded = self.operator.padding(x)
         fused = FusedPass.of(self.network, x, v, above.numbers, above.pool)
         if fused is not None:
@@ -305,20 +306,20 @@ class _Above:
 class _Head(_Above):
     """The layers above a pooling, as a network of the block means, which are ``received``."""
 
-    def __init__(self, network: BoundNetwork, weight: Scalar, duals: list[Tensor]) -> None:
-        pooled = pooled_layers(network)[1]
-        self.pooling, self.pool = pooled.pooling, pooled.pooling.pool_size
-        layers = [
-            replace(layer, operators={j - 1: pooled.rest if j == 1 else operator
-                                      for j, operator in layer.operators.items()})
-            for layer in network.layers[1:]
-        ]  # fmt: skip
-        self.network = BoundNetwork(tuple(layers), network.output)
-        shape = self.pooling.output_shape(network.layers[0].shape)
+    def __init__(
+        self,
+        pooled: BoundLayer,
+        pooling: LinearOperator,
+        network: BoundNetwork,
+        weight: Scalar,
+        duals: list[Tensor],
+    ) -> None:
+        self.pooling, self.pool, self.network = pooling, pooling.pool_size, network
+        shape = pooling.output_shape(pooled.shape)
         self.received = duals[0].new_empty((duals[0].shape[0], *shape))
 
         def clip(i: int, t: Tensor) -> Tensor:
-            return layers[i - 1].activation.clip_to_slopes(duals[i - 1], t)
+            return network.layers[i - 1].activation.clip_to_slopes(duals[i - 1], t)
 
         self.backward = self.network.backward(weight, self.received, clip)
         self.numbers, self.weight = self.backward.c / self.pool**2, 1.0

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,27 +25,17 @@ from torch import Tensor
 from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity, by_rows
 from convexlift.functionals.terms import Box
-from convexlift.networks.activations import Activation
-from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
-from convexlift.problems.lifting import DATA_DUAL, dual_names
-from convexlift.problems.packed_slopes import Dual, Duals
+from convexlift.problems.lifting import DATA_DUAL
+from convexlift.problems.packed_slopes import Duals
+from convexlift.problems.rigorous_regularizer import RoundedMinorant, minorant_below
 from convexlift.problems.rounding import (
-    PART,
     UNIT,
     Rounded,
-    channel_means,
-    channel_sums,
-    conjugate_at_ends,
-    elementary,
     gamma,
-    is_curved,
     largest,
-    pieces,
     product,
-    slopes,
-    sum_rate,
     total,
 )
 from convexlift.problems.variational import VariationalProblem
@@ -69,119 +59,6 @@ class ProvenBound:
     value: Tensor
     theta: Tensor
     v: Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class RoundedMinorant:
-    """weight R(x) >= <c, x> + beta; and >= constant, which is -inf where R has no lower bound."""
-
-    c: Rounded
-    beta: Tensor
-    constant: Tensor
-
-
-def minorant_below(
-    problem: VariationalProblem, duals: Duals, *, height_only: bool = False
-) -> RoundedMinorant:
-    """The affine minorant of weight R from any dual variables, rounded down.
-
-    R is divided into parts that fit into memory; the sum of their minorants is a minorant of R.
-    With ``height_only``, c stays 0, which saves the adjoints of the filters.
-    """
-    (channels, network), *others = problem.network.in_parts(PART)
-    if not others:
-        return _minorant_below(problem, duals, height_only)
-    (name,) = dual_names(1, 1)
-
-    def part(channels: slice, network: BoundNetwork) -> RoundedMinorant:
-        some = {name: duals[name][:, channels]}
-        return _minorant_below(problem.with_network(network), some, height_only)
-
-    total = part(channels, network)
-    for channels, network in others:
-        more = part(channels, network)
-        rounding = gamma(2) * (total.beta.abs() + more.beta.abs())
-        total = RoundedMinorant(total.c + more.c, total.beta + more.beta - rounding, total.constant)
-    return replace(total, constant=_constant(problem))
-
-
-def _minorant_below(
-    problem: VariationalProblem, duals: Duals, height_only: bool
-) -> RoundedMinorant:
-    network, count = problem.network, len(problem.network.layers)
-    batch, output = problem.batch_size, problem.weight * network.output
-    t: dict[int, Rounded] = {
-        count: Rounded(output.expand(batch, *network.layers[-1].shape), gamma(1) * largest(output))
-    }
-    beta, error = output.new_zeros(batch), output.new_zeros(batch)
-    c = Rounded.exact(output.new_zeros((batch, *problem.image_shape)))
-    for i in range(count, 0, -1):
-        layer = network.layers[i - 1]
-        h, t_i = layer.activation, t.get(i)
-        if t_i is None:  # a layer without users
-            t_i = Rounded.exact(output.new_zeros((batch, *layer.shape)))
-        p, loss = _chosen(h, duals[dual_names(i, count)[0]], t_i)
-        for part, its_error in (_inner_product(p, layer.bias), loss):
-            beta, error = beta + part, error + its_error + gamma(2) * (beta.abs() + part.abs())
-        for source, K in layer.operators.items():
-            if source == IMAGE and height_only:
-                continue
-            pulled = product(K, p, network.source_shape(source, problem.image_shape), adjoint=True)
-            if source == IMAGE:
-                c = c + pulled
-            else:
-                t[source] = t[source] + pulled if source in t else pulled
-        if layer.residual:
-            t[i - 1] = t[i - 1] + t_i if i - 1 in t else t_i
-    return RoundedMinorant(c, beta - error, _constant(problem))
-
-
-def _chosen(h: Activation, dual: Dual, t: Rounded) -> tuple[Rounded, tuple[Tensor, Tensor]]:
-    """p = s t for the slopes s nearest to a dual variable; -<t, h*(s)> with its error."""
-    p = t.value.new_empty((len(t.value), *dual.shape[1:]))
-    pixels = p[0, 0].numel()
-    loss, error = t.value.new_zeros(len(p)), t.value.new_zeros(len(p))
-    t_error, t_size = (
-        each.expand(len(p), t.value.shape[1], *([-1] * (t.value.ndim - 2)))
-        for each in (largest(t.error), t.size)
-    )
-    ends = conjugate_at_ends(h, p)
-    sizes, errors = [], []
-    for outputs, inputs in pieces(h, p):
-        t_here = t.value[:, outputs]
-        s = slopes(h, dual[:, inputs].to(p), t_here)
-        p[:, inputs] = s * h.spread(t_here)
-        steepest = largest(s)
-        sizes.append(steepest * h.spread(t_size[:, outputs]) * (1 + gamma(1)))
-        errors.append(steepest * h.spread(t_error[:, outputs]) + gamma(1) * sizes[-1])
-        if is_curved(h):
-            values = h.select(outputs).conjugate(s)
-            height = (largest(values) + elementary(h) * ends) * (1 + elementary(h))
-            rate = elementary(h) + sum_rate(pixels + p.shape[1])
-            each = height * t_error[:, outputs] + rate * (height + ends) * t_size[:, outputs]
-            error = error + (pixels * each * (1 + 1e-9)).flatten(1).sum(1)
-            loss = loss - channel_sums(t_here * values).sum(1)
-    return Rounded(p, torch.cat(errors, 1), torch.cat(sizes, 1)), (loss, error)
-
-
-def _inner_product(p: Rounded, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """<p, b> and its error."""
-    if bias is None:
-        return p.value.new_zeros(len(p.value)), p.value.new_zeros(len(p.value))
-    channels, pixels = p.value.shape[1], p.value[0, 0].numel()
-    each = largest(p.error) + sum_rate(pixels + channels) * p.size
-    error = (pixels * channel_means(bias.abs()) * each * (1 + 1e-9)).flatten(1).sum(1)
-    return channel_sums(bias * p.value).sum(1), error
-
-
-def _constant(problem: VariationalProblem) -> Tensor:
-    """weight min R, rounded down."""
-    network = problem.network
-    if not network.bounded_below:
-        return network.output.new_full((problem.batch_size,), -math.inf)
-    minimum = problem.weight * network.minimum_bound()
-    size = network.layers[-1].shape
-    return (minimum - gamma(64 + math.prod(size)) * minimum.abs()).expand(problem.batch_size)
 
 
 def bounds_below(

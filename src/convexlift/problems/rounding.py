@@ -9,6 +9,7 @@ underflow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ def gamma(count: int) -> float:
 
 def largest(values: Tensor) -> Tensor:
     """The largest |value| of each channel, (B, C, 1, 1); features (B, n) stay as they are."""
-    if values.ndim == 2:
+    if values.ndim == 2 or math.prod(values.shape[2:]) == 1:
         return values.abs()
     if not any(values.stride()[2:]):  # one number for each channel, expanded
         return values[(...,) + (slice(1),) * (values.ndim - 2)].abs()

@@ -24,9 +24,10 @@ from convexlift.functionals.terms import Box
 from convexlift.networks.adaptive import ConditionedNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
-from convexlift.problems.claims import data_term_above, in_double, regularizer_above
+from convexlift.problems.claims import data_term_above, in_double
 from convexlift.problems.lifting import dual_names
-from convexlift.problems.rigorous_bounds import infimum_below, minorant_below
+from convexlift.problems.rigorous_bounds import infimum_below
+from convexlift.problems.rigorous_regularizer import minorant_below, regularizer_above
 from convexlift.problems.rounding import Rounded
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks

@@ -1,0 +1,264 @@
+// Sums over a convolutional layer in double precision, for images with one channel: what a rigorous
+// claim needs of it, without storing anything of its size. problems/rigorous_layer.py bounds their
+// rounding errors.
+//
+// As in first_layer.cu, a thread holds PIXELS pixels of a column, one channel after the other, and a
+// window of the image around them in registers: `values` what V reads, `minorants` the sums that V*
+// makes. Two kernels, since registers hold one window in double precision and not two; they have
+// nothing in common anyway, because the values of h do not depend on dual variables.
+//
+// Sums are taken in a fixed order, and results do not depend on the order in which threads run. The compiler may fuse products with sums, which only leaves out
+// rounding errors.
+//
+// Written for NVRTC: names in capitals that are not defined here are macros, from rigorous_pass.py.
+
+#define WINDOW (PIXELS + KERNEL_HEIGHT - 1)
+#define TAPS (KERNEL_HEIGHT * KERNEL_WIDTH)
+#define ROOM ((TAPS + 1) / 2)
+#define THREADS (32 * WARPS)
+#define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
+#define ACROSS (32 + KERNEL_WIDTH - 1)
+#define PROGRAMS (TAPS <= 32 ? 3 : 2)  // on a multiprocessor, which limits their registers
+#define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
+
+typedef double Window[WINDOW][KERNEL_WIDTH];
+typedef double Pixels[PIXELS];
+
+// Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
+// pixels are inside.
+struct Place {
+    int thread, image, top, column, height, width, size, inside;
+
+    __device__ Place(int height, int width)
+        : thread(threadIdx.y * 32 + threadIdx.x), image(blockIdx.y), height(height), width(width),
+          size(height * width)
+    {
+        const int across = (width + 31) / 32;
+        top = (blockIdx.x / across * WARPS + threadIdx.y) * PIXELS;
+        column = blockIdx.x % across * 32 + threadIdx.x;
+        inside = column < width ? height - top : 0;
+    }
+    __device__ bool holds(int p) const { return p < inside; }
+    __device__ int at(int channel, int p) const
+    {
+        return channel * size + (top + p) * width + column;
+    }
+    __device__ int tile() const { return image * gridDim.x + blockIdx.x; }
+};
+
+// The taps of all filters, two at a time.
+__device__ __forceinline__ void load_taps(double2 (&taps)[CHANNELS * ROOM], const double* filters,
+                                          const Place& here)
+{
+    for (int k = here.thread; k < CHANNELS * ROOM * 2; k += THREADS) {
+        const int tap = k % (ROOM * 2);
+        (&taps[0].x)[k] = tap < TAPS ? filters[k / (ROOM * 2) * TAPS + tap] : 0.0;
+    }
+    __syncthreads();
+}
+
+#define EACH_TAP(statement)                                             \
+    _Pragma("unroll") for (int two = 0; two < ROOM; two++)              \
+    {                                                                   \
+        const double2 some = taps[two];                                 \
+        const double each[2] = {some.x, some.y};                        \
+        _Pragma("unroll") for (int k = 0; k < 2; k++)                   \
+            if (2 * two + k < TAPS) EACH_PIXEL                          \
+            {                                                           \
+                const double f = each[k];                               \
+                const int r = p + (2 * two + k) / KERNEL_WIDTH;         \
+                const int s = (2 * two + k) % KERNEL_WIDTH;             \
+                statement;                                              \
+            }                                                           \
+    }
+
+// The sum of one number over the threads of a tile, and the maximum of another, at `place`.
+__device__ __forceinline__ void collect(double number, double size, double2* place,
+                                        const Place& here)
+{
+    __shared__ double2 numbers[THREADS];
+    double2& own = numbers[here.thread];
+    own.x = number;
+    own.y = size;
+    __syncthreads();
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        if (here.thread < half) {
+            const double2 other = numbers[here.thread + half];
+            own.x += other.x;
+            own.y = fmax(own.y, other.y);
+        }
+        __syncthreads();
+    }
+    if (here.thread == 0) place[here.tile()] = own;
+}
+
+// The sum over POOL neighbouring threads of a warp, known to the first of them.
+__device__ __forceinline__ double sum_of_neighbours(double number)
+{
+    __shared__ double numbers[WARPS][32 + POOL];
+    numbers[threadIdx.y][threadIdx.x] = number;
+    __syncwarp();
+#pragma unroll
+    for (int half = POOL / 2; half > 0; half /= 2) {
+        const double other = numbers[threadIdx.y][threadIdx.x + half];
+        __syncwarp();
+        number += other;
+        numbers[threadIdx.y][threadIdx.x] = number;
+        __syncwarp();
+    }
+    return number;
+}
+
+// Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels, which
+// contains all pixels of a thread; those of the next image are `apart`.
+__device__ __forceinline__ double multiplier(const double* multipliers, int apart, int channel,
+                                             int p, const Place& here)
+{
+    const double* own = multipliers + (long long)here.image * apart;
+    if (!here.holds(COARSE > 1 ? 0 : p)) return 0.0;
+    if (COARSE == 0) return own[channel];
+    if (COARSE == 1) return own[here.at(channel, p)];
+    const int down = here.height / max(COARSE, 1), across = here.width / max(COARSE, 1);
+    return own[(channel * down + here.top / max(COARSE, 1)) * across + here.column / max(COARSE, 1)];
+}
+
+__device__ __forceinline__ double bias_of(const double* bias, int apart, int channel, int p,
+                                          const Place& here)
+{
+    if (!BIASED) return bias[channel];
+    return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0;
+}
+
+// Sums of W h(a) over each tile, a = V x + bias; with POOL, instead, sums of h(a) over PIXELS x POOL
+// pixels, in `pooled`. h(0) = 0, and the slope of h rises from low, at the left
+// end of a ramp, to high, at its right end; at 0 it is `middle`. `bend` is half of h'' on the ramp.
+__global__ void __launch_bounds__(THREADS, PROGRAMS) values(
+    const double* x_padded, double* totals, double* pooled,
+    const double* filters, const double* bias, const double* outputs,
+    double low, double high, double left, double right, double middle, double bend,
+    int apart, int bias_apart, int height, int width)
+{
+    __shared__ double2 all_taps[CHANNELS * ROOM];
+    const Place here(height, width);
+    load_taps(all_taps, filters, here);
+    const int rows = height + KERNEL_HEIGHT - 1, stride = width + KERNEL_WIDTH - 1;
+    const double* image = x_padded + (long long)here.image * rows * stride;
+    Window x;
+#pragma unroll
+    for (int r = 0; r < WINDOW; r++)
+#pragma unroll
+        for (int s = 0; s < KERNEL_WIDTH; s++) {
+            const bool known = here.top + r < rows && here.column < width;
+            x[r][s] = known ? image[(here.top + r) * stride + here.column + s] : 0.0;
+        }
+    double total = 0.0;
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        const double2* taps = all_taps + channel * ROOM;
+        Pixels a, output;
+        EACH_PIXEL {
+            a[p] = bias_of(bias, bias_apart, channel, p, here);
+            if (!POOL) output[p] = multiplier(outputs, apart, channel, p, here);
+        }
+        EACH_TAP(a[p] += f * x[r][s])
+        double sum = 0.0;
+        EACH_PIXEL {
+            // The integral of the slope from 0: inside the ramp and beyond it.
+            const double inside = fmin(fmax(a[p], left), right), beyond = a[p] - inside;
+            const double z = inside * (middle + bend * inside) + beyond * (beyond > 0.0 ? high : low);
+            sum += POOL ? (here.holds(p) ? z : 0.0) : output[p] * z;
+        }
+        if (POOL) {
+            const double of_block = sum_of_neighbours(sum);
+            const int across = width / max(POOL, 1), down = height / PIXELS;
+            const int block = here.column / max(POOL, 1), group = here.top / PIXELS;
+            if (here.inside > 0 && here.column % max(POOL, 1) == 0)
+                pooled[(((long long)here.image * down + group) * CHANNELS + channel) * across + block]
+                    = of_block;
+        } else {
+            total += sum;
+        }
+    }
+    if (!POOL) collect(total, 0.0, (double2*)totals, here);
+}
+
+// What a thread reads of a channel of the dual variable v.
+struct Numbers {
+    float v[PIXELS];
+    Pixels t, bias;
+};
+
+__device__ __forceinline__ void read_channel(Numbers& numbers, const float* v, const double* bias,
+                                             int bias_apart, const double* multipliers, int apart,
+                                             int channel, const Place& here)
+{
+    EACH_PIXEL {
+        numbers.v[p] = here.holds(p) ? v[here.at(channel, p)] : 0.0f;
+        numbers.t[p] = multiplier(multipliers, apart, channel, p, here);
+        numbers.bias[p] = bias_of(bias, bias_apart, channel, p, here);
+    }
+}
+
+// Sums of p bias - t h*(s) over each tile, p = s t, with the slopes s nearest to v / t in the domain
+// of h*, and the largest |s|; spill = V* p, tile by tile. `bend` is half of (h*)''.
+__global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
+    const float* v, double* spill, double* totals,
+    const double* filters, const double* bias, const double* multipliers,
+    double low, double high, double middle, double bend,
+    int apart, int bias_apart, int height, int width)
+{
+    __shared__ double2 all_taps[CHANNELS * ROOM];
+    __shared__ double windows[WARPS][WINDOW][ACROSS];
+    const Place here(height, width);
+    load_taps(all_taps, filters, here);
+    const float* own_v = v + (long long)here.image * CHANNELS * here.size;
+    Window sums;
+#pragma unroll
+    for (int r = 0; r < WINDOW; r++)
+#pragma unroll
+        for (int s = 0; s < KERNEL_WIDTH; s++) sums[r][s] = 0.0;
+    double total = 0.0, steepest = 0.0;
+    Numbers next;
+    read_channel(next, own_v, bias, bias_apart, multipliers, apart, 0, here);
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        const double2* taps = all_taps + channel * ROOM;
+        const Numbers now = next;
+        // One channel ahead: there is work until memory answers.
+        if (channel + 1 < CHANNELS)
+            read_channel(next, own_v, bias, bias_apart, multipliers, apart, channel + 1, here);
+        Pixels made;
+        double sum = 0.0;
+        EACH_PIXEL {
+            const double t = now.t[p], inverse = t > 0.0 ? 1.0 / t : 0.0;
+            const double slope = fmin(fmax(now.v[p] * inverse, low), high), way = slope - middle;
+            made[p] = slope * t;
+            sum += made[p] * now.bias[p] - t * (bend * way * way);
+            if (here.holds(p)) steepest = fmax(steepest, fabs(slope));
+        }
+        total += sum;
+        EACH_TAP(sums[r][s] += f * made[p])
+    }
+    for (int k = here.thread; k < WARPS * WINDOW * ACROSS; k += THREADS)
+        (&windows[0][0][0])[k] = 0.0;
+    __syncthreads();
+    // Columns of a warp overlap: one column of all its windows at a time.
+#pragma unroll
+    for (int s = 0; s < KERNEL_WIDTH; s++) {
+#pragma unroll
+        for (int r = 0; r < WINDOW; r++) windows[threadIdx.y][r][threadIdx.x + s] += sums[r][s];
+        __syncwarp();
+    }
+    __syncthreads();
+    // Rows of warps overlap, too.
+    double* own = spill + (long long)here.tile() * (DOWN * ACROSS);
+    for (int k = here.thread; k < DOWN * ACROSS; k += THREADS) {
+        double sum = 0.0;
+        for (int warp = 0; warp < WARPS; warp++) {
+            const int r = k / ACROSS - warp * PIXELS;
+            if (r >= 0 && r < WINDOW) sum += windows[warp][r][k % ACROSS];
+        }
+        own[k] = sum;
+    }
+    collect(total, steepest, (double2*)totals, here);
+}

@@ -1,0 +1,67 @@
+"""``rigorous_pass.cu`` for certain filters, compiled at run time like ``first_layer.cu``."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+from convexlift.kernels.first_layer import LARGEST_FILTER, WARPS, module
+
+NAMES = ("values", "minorants")
+MOST_TAPS = 4096
+"""Taps of all filters, an even number each, which share 48 KB with the windows of a tile."""
+
+
+def compiled(
+    name: str,
+    device: torch.device,
+    filters: torch.Size,
+    *,
+    tile: tuple[int, int],
+    coarse: int,
+    biased: bool,
+    pool: int = 0,
+) -> Any:
+    """A kernel on a device, or None where there is none.
+
+    Args:
+        name: one of ``NAMES``.
+        device: on which it will be launched.
+        filters: shape of the filters, (channels, 1, rows, columns).
+        tile: rows and columns of a program (``first_layer.tile_for``).
+        coarse: side of the blocks of pixels that share their multipliers, a multiple of 4; or 1 if
+            every pixel has its own, or 0 if all pixels have the same.
+        biased: whether every pixel has its own bias.
+        pool: side of the blocks of pixels whose sums ``values`` gives, a power of 2; or 0.
+    """
+    count, channels, *sides = filters
+    taps = math.prod(sides)
+    known = channels == 1 and len(sides) == 2 and taps <= LARGEST_FILTER
+    if device.type != "cuda" or torch.version.cuda is None or not known:
+        return None
+    if count * (taps + taps % 2) > MOST_TAPS:
+        return None
+    text = source(filters, tile=tile, coarse=coarse, biased=biased, pool=pool)
+    return module(device, text, NAMES).get(name)
+
+
+def source(
+    filters: torch.Size, *, tile: tuple[int, int], coarse: int, biased: bool, pool: int = 0
+) -> str:
+    """The text to compile."""
+    channels, _, rows, columns = filters
+    macros = {
+        "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
+        "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
+    }  # fmt: skip
+    defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    return f'extern "C" {{\n{defined}{_text()}}}\n'  # some versions of torch put it before a text
+
+
+@cache
+def _text() -> str:
+    return resources.files(__package__).joinpath("rigorous_pass.cu").read_text(encoding="utf-8")

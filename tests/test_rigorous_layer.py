@@ -1,0 +1,139 @@
+"""Claims whose first layer is computed in kernels: as the plain path, and true to the last digit.
+
+On a GPU, or on the threads of a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from fractions import Fraction
+
+import pytest
+import torch
+from exact_proofs import correlation, exact, inner, times, transposed
+from first_layers import NETWORKS, POOLED, RAMPS, ridge
+from host_kernels import COMPILER, RigorousKernel
+from marks import slow
+
+import convexlift as cl
+from convexlift.kernels import first_layer, rigorous_pass
+from convexlift.problems.claims import InBoth, in_double, proved
+from convexlift.problems.lifting import lift
+from convexlift.problems.rigorous_layer import RigorousLayer
+from convexlift.problems.rigorous_regularizer import minorant_below, regularizer_above
+from convexlift.problems.rounding import slopes
+from convexlift.solvers.primal_dual import lifted_start
+from convexlift.tensors import Blocks
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.skipif(not ON_GPU and COMPILER is None, reason="needs g++")
+
+
+@pytest.fixture(params=[0, slow(10**6)])
+def kernels(request, monkeypatch):
+    """A function that replaces the plain path by kernels, with tiles of 16 or 8 rows."""
+    compiled = rigorous_pass.compiled if ON_GPU else RigorousKernel
+    monkeypatch.setattr(first_layer, "FEW", request.param)
+    monkeypatch.setattr(rigorous_pass, "compiled", lambda *_, **__: None)
+    return lambda: monkeypatch.setattr(rigorous_pass, "compiled", compiled)
+
+
+def stated(name: str) -> tuple[cl.VariationalProblem, torch.Tensor, Blocks]:
+    """A problem in single precision, images, and dual variables of which some are infeasible."""
+    torch.manual_seed(1)
+    size = (24, 40) if name in POOLED else (19, 37)
+    y = torch.rand(2, 1, *size) * torch.tensor([0.3, 3.0])[:, None, None, None]
+    network = (NETWORKS | POOLED)[name]()
+    noise = torch.tensor([0.05, 0.2]) if name == "weights of images" else 0.1
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=0.4, box=(0.0, 4.0),
+        noise=noise if network.reads_data else None,
+    ).to(dtype=torch.float32, device=DEVICE)  # fmt: skip
+    x = problem.initial_image()
+    _, v = lifted_start(problem, lift(problem, pooled=False), x)
+    duals = {n: p + 0.5 * p.abs().mean() * torch.randn_like(p) for n, p in v.items()}
+    return problem, x, Blocks(duals)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", [*NETWORKS, *POOLED])
+@torch.no_grad()
+def test_as_the_plain_computation(name, kernels):
+    problem, x, duals = stated(name)
+    double = in_double(problem)
+    results = []
+    for ready in (lambda: None, kernels):
+        ready()
+        assert (RigorousLayer.of(double.network, 2) is None) == (ready is not kernels)
+        value, minorant = regularizer_above(double, x.double()), minorant_below(double, duals)
+        (objective, lower, *_), _ = proved(InBoth(problem), x, duals, 1e-3)
+        error = minorant.c.error.expand_as(minorant.c.value).amax()
+        results.append((value, minorant.c.value, minorant.beta, objective, lower, error))
+    (*plain, error), (*fused, own_error) = results
+    for one, other in zip(plain, fused, strict=True):
+        scale = float(one.abs().max())
+        torch.testing.assert_close(other, one, rtol=1e-11, atol=1e-11 * scale)
+    assert float(own_error) <= 10 * float(error)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("spread", [0.5, 8.0], ids=["ordinary", "hostile"])
+@pytest.mark.parametrize("name", RAMPS)
+@torch.no_grad()
+def test_error_bounds_cover_the_distance_to_exact_arithmetic(name, spread, kernels):
+    """R, c and beta against fractions, from the slopes that the kernel chooses."""
+    kernels()
+    torch.manual_seed(2)
+    n, weight = 6, 0.3
+    network = ridge(name, "reflect").float()
+    for parameter in network.parameters():
+        parameter.mul_(torch.exp(spread * torch.randn_like(parameter)))
+    y = torch.rand(1, 1, n, n) + (1e6 if spread > 1 else 0)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y.float()), regularizer=network, weight=weight
+    ).to(device=DEVICE)
+    double, x = in_double(problem), problem.fidelity.y.double()
+    layer, output = double.network.layers[0], double.network.output
+    h, ramp, t = layer.activation, layer.activation.ramp, weight * output
+    v = (t.expand(1, 3, n, n) * (3 * torch.rand(1, 3, n, n, device=DEVICE) - 1.5)).float()
+    minorant = minorant_below(double, {"v1": v})
+    s = exact(slopes(h, v.double(), t).cpu())
+    V = correlation(layer.operators[0].convolution.weight.cpu().numpy(), n, 1, "reflect")
+    W = exact(output.expand(1, 3, n, n).cpu())
+    b = exact(layer.bias.expand(1, 3, n, n).cpu())
+    a = [r + c for r, c in zip(times(V, exact(x.cpu())), b, strict=True)]
+    low, high, left, width, offset = map(Fraction, astuple(ramp))
+
+    def value(a: Fraction) -> Fraction:
+        inside = min(max(a - left, 0), width)
+        bent = (inside**2 / (2 * width) if width else 0) + max(a - left - inside, 0)
+        return low * a + (high - low) * bent + offset
+
+    def conjugate(s: Fraction) -> Fraction:
+        return (s - low) * left + width * (s - low) ** 2 / (2 * (high - low)) - offset
+
+    R = Fraction(weight) * inner(W, [value(each) for each in a])
+    above = Fraction(float(regularizer_above(double, x)))
+    assert above >= R
+    sizes = times([[abs(f) for f in row] for row in V], [abs(each) for each in exact(x.cpu())])
+    sizes = [size + abs(each) for size, each in zip(sizes, b, strict=True)]
+    assert above - R <= Fraction(1e-12) * inner(W, sizes)
+    t_exact = [Fraction(weight) * each for each in W]
+    beta = inner(t_exact, [p * q - conjugate(p) for p, q in zip(s, b, strict=True)])
+    assert Fraction(float(minorant.beta)) <= beta
+    c = times(transposed(V), [p * q for p, q in zip(s, t_exact, strict=True)])
+    found, error = exact(minorant.c.value.cpu()), Fraction(float(minorant.c.error))
+    assert all(abs(p - q) <= error for p, q in zip(found, c, strict=True))
+
+
+def test_what_it_does_not_take(kernels):
+    """Activations whose slope is no ramp, single precision, several channels."""
+    kernels()
+
+    def taken(network: cl.InputConvexNetwork, dtype=torch.float64) -> bool:
+        return RigorousLayer.of(network.to(dtype).bind((1, 8, 8)).to(device=DEVICE), 1) is not None
+
+    assert taken(ridge("huber", "zero"))
+    assert not taken(ridge("huber", "zero"), torch.float32)
+    assert not taken(ridge("softplus", "zero"))
