@@ -45,6 +45,13 @@ def fits(shape: Shape, target: Shape) -> bool:
     )
 
 
+def unrepeated(tensor: Tensor) -> Tensor:
+    """One of the entries that an expanded tensor repeats."""
+    if all(tensor.stride()):
+        return tensor
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+
+
 def sum_per_image(values: Tensor) -> Tensor:
     """Sum over all dimensions but the batch, (B, ...) -> (B,), accumulated in float64.
 

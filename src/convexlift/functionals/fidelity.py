@@ -207,15 +207,17 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
         Over all w the infimum is -f*(-c). It is f(l) + c l at the lower end l if f'(l) + c is
         positive by more than rounding (or if -f*(-c) is infinite), and likewise at the upper end.
         """
-        best = -self.conjugate_above(-c)
+        best, size = -self.conjugate_above(-c), c.abs()
         unbounded = best.isinf()
         for end, sign in ((lower, 1.0), (upper, -1.0)):
             infinite = end.isinf()
             inside = torch.where(infinite, self.y, end)
             density, gradient = self.density(inside), self.gradient(inside)
-            slope, linear = sign * (gradient + c), c * inside
-            clear = slope > 1e-9 * (gradient.abs() + c.abs())
-            usable = ~infinite & density.isfinite() & (clear | (unbounded & (slope >= 0)))
+            slope, linear = gradient + c, c * inside
+            slope = slope if sign > 0 else -slope
+            clear = slope > 1e-9 * (gradient.abs() + size)
+            finite = ~infinite & (density.abs() < math.inf)
+            usable = finite & (clear | (unbounded & (slope >= 0)))
             at_end = density + linear
             at_end = at_end - self.density_rounding * (density.abs() + linear.abs())
             best = torch.where(usable, at_end, best)

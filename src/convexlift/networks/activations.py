@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from convexlift.parts import ProblemPart
-from convexlift.tensors import Shape, is_own
+from convexlift.tensors import Shape, is_own, unrepeated
 
 
 @dataclass(frozen=True)
@@ -210,11 +210,14 @@ class Activation(ProblemPart, ABC):
     def clip_to_slopes(self, p: Tensor, t: Tensor) -> Tensor:
         """The nearest p with p = s t for a slope s."""
         low, high = self.slopes
+        t = unrepeated(t)
+        bounded = math.isfinite(low) and math.isfinite(high)  # then p = 0 where t = 0
+        if bounded and p.is_cuda:  # one pass; on CPUs two passes are faster
+            return torch.clamp(p, scaled(t, low), scaled(t, high))
         if math.isfinite(low):
             p = torch.maximum(p, scaled(t, low))
         if math.isfinite(high):
             p = torch.minimum(p, scaled(t, high))
-        bounded = math.isfinite(low) and math.isfinite(high)  # then p = 0 where t = 0
         return p if bounded else torch.where(t > 0, p, 0.0)
 
     def _outside(self, s: Tensor, inside_value: Tensor) -> Tensor:

@@ -102,9 +102,12 @@ class BoundNetwork(TensorRecord):
         One number, or one for each image.
         """
         last, W = self.layers[-1], self.output
+        h = last.activation
+        if h.plain and conjugate_at(h, 0.0, W.dtype) == 0:
+            return W.new_zeros(len(W), dtype=torch.float64)
         # Channel by channel: products for all pixels would be large.
         sums = W.reshape(*W.shape[:2], -1).sum(2, dtype=torch.float64)
-        h, zeros = last.activation, torch.zeros_like(W[(...,) + (slice(1),) * (W.ndim - 2)])
+        zeros = torch.zeros_like(W[(...,) + (slice(1),) * (W.ndim - 2)])
         at_zero = conjugate_at(h, 0.0, W.dtype) if h.plain else h.conjugate(h.spread(zeros))
         lowest = sums * -(at_zero.flatten(1) if isinstance(at_zero, Tensor) else at_zero)
         repeated = torch.Size(last.shape).numel() // W[0].numel()  # over the pixels of a channel

@@ -98,6 +98,21 @@ def minorant_at(problem: VariationalProblem, at: Evaluation, duals: Blocks) -> M
     return Minorant.of(network, at.layers, made_feasible(network, weight, at.x, duals))
 
 
+def _curvatures(problem: VariationalProblem) -> Tensor | None:
+    """k d^2, the second derivatives of D(A x) in single pixels, of quadratic data; else None."""
+    d, k = problem.operator.diagonal, problem.fidelity.curvature
+    return None if d is None or k is None else k * converted(d, problem.fidelity.y).square()
+
+
+def duals_determine_images(problem: VariationalProblem) -> bool:
+    """Whether there may be an ``image_of_duals`` for some images of the batch."""
+    curvatures = _curvatures(problem)
+    if curvatures is None:
+        return False
+    seen = (curvatures > 0).expand_as(problem.fidelity.y)
+    return bool(seen.flatten(1).all(1).any())
+
+
 def image_of_duals(
     problem: VariationalProblem, x: Tensor, duals: Blocks
 ) -> tuple[Tensor, Tensor] | None:
@@ -107,15 +122,14 @@ def image_of_duals(
     None. Any images x will do.
     """
     d, k, y = problem.operator.diagonal, problem.fidelity.curvature, problem.fidelity.y
-    if d is None or k is None:
+    curvatures = _curvatures(problem)
+    if d is None or k is None or curvatures is None or not decided(curvatures.gt(0).all()):
         return None
     d = converted(d, y)
-    if not decided((steepness := k * d.square()).gt(0).all()):
-        return None
     network, weight, one_pass = problem.network, problem.weight, OnePass.of(problem.network)
 
     def image(c: Tensor) -> Tensor:
-        return problem.bounds.project((k * d * y - c) / steepness)
+        return problem.bounds.project((k * d * y - c) / curvatures)
 
     if one_pass is None:
         found = image(made_feasible(network, weight, x, duals).c)

@@ -96,12 +96,12 @@ def _behind_diagonal(
 
     def infima(c: Rounded, *ends: Tensor, bounded: bool) -> Tensor:
         def few(fidelity: Fidelity, value: Tensor, error: Tensor, *others: Tensor) -> tuple[Tensor]:
-            return (_pixel_infima(fidelity, Rounded(value, error), *others, bounded=bounded),)
+            rounded = Rounded(value, error)
+            return (_pixel_infima(fidelity, rounded, problem.bounds, *others, bounded=bounded),)
 
         return by_rows(few, problem.fidelity, c.value, c.error, d, *ends)[0]
 
-    def bounds(theta: Tensor) -> Scopes[ProvenBound]:
-        c, mixed = minorant.c.times(theta), _mixed(minorant, theta)
+    def bounds(c: Rounded, mixed: Tensor, theta: Tensor) -> Scopes[ProvenBound]:
         pixels = infima(c, *whole, bounded=bounded)
         everywhere = locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         if not bounded and decided((free := pixels.isinf()).any()):
@@ -111,9 +111,12 @@ def _behind_diagonal(
             locally = ProvenBound(_sum_below(pixels) + mixed, theta, None)
         return Scopes(everywhere, locally)
 
-    direct = bounds(torch.ones_like(minorant.beta))
+    beta = minorant.beta - gamma(4) * minorant.beta.abs()
+    direct = bounds(minorant.c, beta, torch.ones_like(beta))
     yield direct
-    if decided(minorant.constant.isinf().any() | direct.everywhere.value.isfinite().all()):
+    if bounded or decided(
+        minorant.constant.isinf().any() | direct.everywhere.value.isfinite().all()
+    ):
         return
     # The slope -theta c/d of the fidelity must lie in the domain of its conjugate, in spite of
     # rounding, except at pixels that the box bounds.
@@ -125,7 +128,8 @@ def _behind_diagonal(
     free = infima(minorant.c, *whole, bounded=False).isinf() & seen
     limit = torch.where(free, limit, 1.0).flatten(1).amin(1) * (1 - 1e-10)
     for fraction in MIXTURES:
-        yield bounds(fraction * limit)
+        theta = fraction * limit
+        yield bounds(minorant.c.times(theta), _mixed(minorant, theta), theta)
 
 
 def _ratio(end: float, v: Tensor) -> Tensor:
@@ -147,33 +151,46 @@ def infimum_below(fidelity: Fidelity, operator: LinearOperator, box: Box, c: Rou
     assert operator.diagonal is not None
     d = converted(operator.diagonal, c.value).expand_as(c.value)
     lower, upper = (torch.full_like(d, end) for end in (box.lower, box.upper))
-    return _sum_below(_pixel_infima(fidelity, c, d, lower, upper, bounded=box.is_bounded))
+    return _sum_below(_pixel_infima(fidelity, c, box, d, lower, upper, bounded=box.is_bounded))
 
 
 def _pixel_infima(
-    fidelity: Fidelity, c: Rounded, d: Tensor, lower: Tensor, upper: Tensor, *, bounded: bool
+    fidelity: Fidelity,
+    c: Rounded,
+    box: Box,
+    d: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    *,
+    bounded: bool,
 ) -> Tensor:
     """Lower bounds on f(d x) + c x over lower <= x <= upper, for every c within its error.
+
+    These bounds are inside the ``box``. They are concave in c, hence smallest at an end of the
+    error's interval; in a box without negative numbers they grow with c, and the lower end is
+    enough.
 
     Unless both ends are ``bounded``, a bound may be -inf. It is -inf if any c within SPARE times
     the error makes it so: a checker with larger error bounds then finds the same pixels bounded.
     """
+    signs = [-1.0] if box.lower >= 0 else [1.0] if box.upper <= 0 else [-1.0, 1.0]
     seen = d != 0
     safe = torch.where(seen, d, 1.0)
     unseen = fidelity.density(torch.zeros_like(d)) * (1 - fidelity.density_rounding)
     ends = safe * lower, safe * upper
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
+    uneven = torch.sign(safe) * (safe.abs() != 1)
 
     def at_ends(reach: float) -> Tensor:
-        reached, outwards = reach * c.error * (1 + gamma(1)), torch.sign(safe)
-        ends = torch.stack([c.value - reached, c.value + reached])
+        reached = (reach * (1 + gamma(1))) * c.error
+        ends = torch.stack([c.value + sign * reached for sign in signs])
         slopes = ends / safe
         # Divisions by 1 or -1 are exact; others are rounded outwards.
-        rounding = gamma(2) * slopes.abs() * (d.abs() != 1)
-        slopes = slopes + torch.stack([-outwards, outwards]) * rounding
-        of_seen = _infima(fidelity, slopes, low, high)
-        return torch.where(seen, of_seen, _linear_infima(ends, lower, upper) + unseen).amin(0)
+        rounding = torch.stack([(sign * gamma(2)) * uneven for sign in signs]) * slopes.abs()
+        of_seen = _infima(fidelity, slopes + rounding, low, high)
+        found = torch.where(seen, of_seen, _linear_infima(ends, lower, upper) + unseen)
+        return found.amin(0) if len(signs) > 1 else found[0]
 
     infima = at_ends(1.0)
     if bounded:
@@ -197,9 +214,9 @@ def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 def _sum_below(values: Tensor) -> Tensor:
     """The sum for each image, rounded down; -inf if any term is."""
-    finite = torch.where(values.isinf(), 0.0, values)
-    value, error = total(Rounded.exact(finite))
-    return torch.where(values.isinf().flatten(1).any(1), -math.inf, value - error)
+    infinite = values.isinf()
+    value, error = total(torch.where(infinite, 0.0, values))
+    return torch.where(infinite.flatten(1).any(1), -math.inf, value - error)
 
 
 def _behind_operator(

@@ -288,7 +288,7 @@ def _minorants(double: WeaklyConvexProblem, x: Tensor, duals: Blocks) -> Iterato
         candidates.append(torch.where(d != 0, balanced, candidates[0]))
     for v in candidates:
         v = f.clip_to_conjugate_domain(torch.where(v.isfinite(), v, 0.0))
-        conjugate, error = total(Rounded.exact(f.conjugate_above(v)))
+        conjugate, error = total(f.conjugate_above(v))
         beta = (network.beta - conjugate) - error
         beta = beta - gamma(4) * (network.beta.abs() + conjugate.abs() + error)
         c = product(A, Rounded.exact(v), shape, adjoint=True) + network.c
@@ -298,7 +298,7 @@ def _minorants(double: WeaklyConvexProblem, x: Tensor, duals: Blocks) -> Iterato
 def _objective_above(double: WeaklyConvexProblem, x: Tensor) -> Tensor:
     a = product(double.filters, Rounded.exact(x), double.image_shape)
     least = (a.value.abs() - a.error).clamp_min(0).square() * (0.5 * double.concavity)
-    value, error = total(Rounded.exact(least))
+    value, error = total(least)
     concave = value * (1 - gamma(8)) - error
     convex = objective_above(double.convex, x)
     return (convex - concave) + gamma(2) * (convex.abs() + concave.abs())
@@ -350,14 +350,14 @@ def _bound(
     q = Rounded(scaled, concavity * largest(a.error) + gamma(2) * largest(scaled))
     g = product(double.filters, q, shape, adjoint=True)
     most = (a.value.abs() + a.error).square() * (0.5 * concavity)
-    concave, error = total(Rounded.exact(most))
+    concave, error = total(most)
     concave = concave * (1 + gamma(8)) + error
-    distance, error = total(Rounded.exact((z - y).square() * (0.5 * w)))
+    distance, error = total((z - y).square() * (0.5 * w))
     distance = distance * (1 - gamma(8)) - error
     linear = block_sum(c * z)
     rounding = sum_rate(z[0].numel()) * block_sum((c * z).abs())
     linear = linear - rounding - block_sum(c_error * z.abs()) * (1 + 1e-9)
-    move, error = total(Rounded.exact((z - x).square() * (0.5 * kappa)))
+    move, error = total((z - x).square() * (0.5 * kappa))
     move = move * (1 - gamma(8)) - error
 
     r = w * (z - y) - g.value + c + kappa * (z - x)
@@ -366,7 +366,7 @@ def _bound(
     m = (m + kappa) - 1e-12 * (abs(m) + kappa)
     low, high = double.bounds.lower - z, double.bounds.upper - z
     infima = _least(r, r_error, m, low - gamma(2) * low.abs(), high + gamma(2) * high.abs())
-    rest, error = total(Rounded.exact(infima))
+    rest, error = total(infima)
     parts = (minorant.beta, distance, -concave, linear, move, rest - error)
     value = torch.stack(parts).sum(0)
     return value - gamma(16) * torch.stack(parts).abs().sum(0)

@@ -27,6 +27,7 @@ from convexlift.problems.data_bound import Scopes, can_hold_everywhere
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.minorant import duals_determine_images
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.method import State
@@ -249,7 +250,7 @@ class Ledger:
         Iterations in which duals count more (``Coupling.dual_weight``) leave images behind.
         """
         assert self.witness is not None
-        if self.problem.fidelity.curvature is None or self.problem.operator.diagonal is None:
+        if not duals_determine_images(self.problem):
             return
         duals = Blocks({name: part[rows] for name, part in self.witness.items()})
         x, numbers = replays(dual_images, self.x[rows], duals)

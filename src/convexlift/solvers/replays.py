@@ -27,6 +27,7 @@ from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
 from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
+from convexlift.tensors import unrepeated
 
 Function = Callable[..., tuple[Any, Sequence[Tensor]]]
 """(both, *given) -> results, and (B,) numbers for the host."""
@@ -223,26 +224,19 @@ class Copies:
     """Tensors of fixed addresses, to be filled with the values of others."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self._parts = [_unrepeated(tensor.detach()).clone() for tensor in tensors]
+        self._parts = [unrepeated(tensor.detach()).clone() for tensor in tensors]
         pairs = zip(self._parts, tensors, strict=True)
         self.tensors = [part.expand(tensor.shape) for part, tensor in pairs]
 
     def fill(self, tensors: list[Tensor]) -> None:
         """Copy the values of tensors of the same shapes."""
         if tensors:
-            torch._foreach_copy_(self._parts, [_unrepeated(tensor) for tensor in tensors])
+            torch._foreach_copy_(self._parts, [unrepeated(tensor) for tensor in tensors])
 
     @property
     def nbytes(self) -> int:
         """Bytes of all of them."""
         return sum(part.nbytes for part in self._parts)
-
-
-def _unrepeated(tensor: Tensor) -> Tensor:
-    """One of the entries that an expanded tensor repeats."""
-    if all(tensor.stride()):
-        return tensor
-    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
 
 
 class _Changed(Exception):
