@@ -14,7 +14,7 @@ import pytest
 import torch
 from marks import slow
 
-from convexlift.kernels import first_layer
+from convexlift.kernels import first_layer, rigorous_pass
 
 pytest.importorskip("triton")
 
@@ -105,25 +105,35 @@ def nvrtc() -> ctypes.CDLL:
     ("side", "coarse", "biased", "pool"),
     [(5, 1, True, 0), (5, 16, False, 0), (7, 0, False, 0), (5, 16, False, 16)],
 )
-def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
+@pytest.mark.parametrize("rigorous", [False, True])
+def test_nvrtc_compiles_the_first_layer(rigorous, side, coarse, biased, pool, tile):
     library, program = nvrtc(), ctypes.c_void_p()
-    text = first_layer.source(
-        torch.Size([24, 1, side, side]),
-        tile=tile,
-        coarse=coarse,
-        biased=biased,
-        pool=pool,
-        aligned=True,
-    )
+    filters = torch.Size([24, 1, side, side])
+    options = {"tile": tile, "coarse": coarse, "biased": biased, "pool": pool}
+    if rigorous:
+        text = rigorous_pass.source(filters, **options)
+    else:
+        text = first_layer.source(filters, **options, aligned=True)
     assert text.startswith('extern "C"')  # else torch 2.9 puts it before the first macro
     created = library.nvrtcCreateProgram(
         ctypes.byref(program), text.encode(), b"first_layer.cu", 0, None, None
     )
-    options = (ctypes.c_char_p * 1)(b"--gpu-architecture=sm_90")
-    result = library.nvrtcCompileProgram(program, 1, options)
+    target = (ctypes.c_char_p * 1)(b"--gpu-architecture=sm_90")
+    result = library.nvrtcCompileProgram(program, 1, target)
     log = ctypes.create_string_buffer(10_000)
     library.nvrtcGetProgramLog(program, log)
     assert (created, result) == (0, 0), log.value.decode()
+
+
+def spilt(text: str, folder: Path) -> list[int]:
+    """Bytes of registers that each kernel keeps in memory instead."""
+    (folder / "kernel.cu").write_text(text)
+    run = subprocess.run(
+        ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "kernel.cu"],
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -131,18 +141,22 @@ def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
 @pytest.mark.parametrize(("channels", "side", "biased"), [(24, 5, True), (48, 7, False)])
 def test_windows_nearly_fit_into_registers(channels, side, biased, tile, tmp_path):
     filters = torch.Size([channels, 1, side, side])
-    (tmp_path / "first_layer.cu").write_text(
-        first_layer.source(filters, tile=tile, coarse=1, biased=biased, aligned=True)
-    )
-    run = subprocess.run(
-        ["nvcc", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "first_layer.cu"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    options = {"tile": tile, "coarse": 1, "biased": biased}
     # A few, so that one more program fits on a multiprocessor; many would be slow.
-    spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", run.stderr)]
-    assert len(spilt) == len(first_layer.NAMES)
-    assert max(spilt) <= 4 * side**2, run.stderr
+    found = spilt(first_layer.source(filters, **options, aligned=True), tmp_path)
+    assert len(found) == len(first_layer.NAMES)
+    assert max(found) <= 4 * side**2
+    assert spilt(rigorous_pass.source(filters, **options), tmp_path) == [0, 0]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [1, 3, 5, 7])
+def test_as_many_taps_as_are_allowed_fit_into_shared_memory(side, tmp_path):
+    channels = rigorous_pass.MOST_TAPS // (side**2 + 1)
+    filters = torch.Size([channels, 1, side, side])
+    options = {"tile": first_layer.TILE, "coarse": 0, "biased": False}
+    assert len(spilt(rigorous_pass.source(filters, **options), tmp_path)) == 2
 
 
 def test_compiled_kernels_are_kept_in_the_cache_of_the_user(tmp_path, monkeypatch):

@@ -5,11 +5,12 @@ On a GPU, or on the threads of a CPU.
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from fractions import Fraction
 
 import pytest
 import torch
+import zoo
 from exact_proofs import correlation, exact, inner, times, transposed
 from first_layers import NETWORKS, POOLED, RAMPS, ridge
 from host_kernels import COMPILER, RigorousKernel
@@ -19,7 +20,7 @@ import convexlift as cl
 from convexlift.kernels import first_layer, rigorous_pass
 from convexlift.problems.claims import InBoth, in_double, proved
 from convexlift.problems.lifting import lift
-from convexlift.problems.rigorous_layer import RigorousLayer
+from convexlift.problems.rigorous_layer import Bend, RigorousLayer
 from convexlift.problems.rigorous_regularizer import minorant_below, regularizer_above
 from convexlift.problems.rounding import slopes
 from convexlift.solvers.primal_dual import lifted_start
@@ -125,6 +126,39 @@ def test_error_bounds_cover_the_distance_to_exact_arithmetic(name, spread, kerne
     c = times(transposed(V), [p * q for p, q in zip(s, t_exact, strict=True)])
     found, error = exact(minorant.c.value.cpu()), Fraction(float(minorant.c.error))
     assert all(abs(p - q) <= error for p, q in zip(found, c, strict=True))
+
+
+@pytest.mark.parametrize("name", RAMPS)
+def test_activations_from_zero(name):
+    """The same function as the ramp, and its conjugate."""
+    h = zoo.NAMED[name]
+    bend = Bend.of(h.ramp)
+    a = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    inside = a.clamp(bend.left, bend.right)
+    beyond = (a - inside) * torch.where(a > inside, bend.high, bend.low)
+    value = inside * (bend.middle + bend.bend * inside) + beyond
+    torch.testing.assert_close(value, h.value(a), rtol=1e-14, atol=1e-15)
+    s = torch.linspace(*h.slopes, 101, dtype=torch.float64)
+    conjugate = bend.conjugate * (s - bend.middle) ** 2
+    torch.testing.assert_close(conjugate, h.conjugate(s), rtol=1e-13, atol=1e-15)
+    assert Bend.of(replace(h.ramp, offset=h.ramp.offset + 1.0)) is None  # h(0) = 1
+    assert Bend.of(replace(h.ramp, left=1.0)) is None
+
+
+@pytest.mark.parametrize("name", ["relu", "abs"])
+def test_black_images_are_proved_optimal_to_the_last_digit(name, kernels):
+    """Their objective is 0, and no relative gap forgives a rounding error there."""
+    kernels()
+    network = ridge(name, "reflect").float()
+    with torch.no_grad():
+        network.layers[0].bias.fill_(-0.1 if name == "relu" else 0.0)
+    y = torch.zeros(1, 1, 8, 8, dtype=torch.float32)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=0.1, box=(0, 1)
+    ).to(device=DEVICE)
+    solution = cl.solve(problem)
+    assert solution.status == (cl.Status.CONVERGED,)
+    assert float(solution.objective) == float(solution.lower_bound) == 0.0
 
 
 def test_what_it_does_not_take(kernels):
