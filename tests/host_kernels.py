@@ -49,6 +49,13 @@ class RigorousKernel(HostKernel):
     source = staticmethod(rigorous_pass.source)
 
 
+class DataKernel(HostKernel):
+    """What ``rigorous_pass.data_kernel`` gives on a GPU, for tensors on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._run = _built(rigorous_pass.DATA, rigorous_pass.data_source())
+
+
 @cache
 def _built(name: str, text: str) -> Any:
     after = text[text.index(f" {name}(\n") + len(name) + 2 :]

@@ -13,7 +13,7 @@ import torch
 import zoo
 from exact_proofs import correlation, exact, inner, times, transposed
 from first_layers import NETWORKS, POOLED, RAMPS, ridge
-from host_kernels import COMPILER, RigorousKernel
+from host_kernels import COMPILER, DataKernel, RigorousKernel
 from marks import slow
 
 import convexlift as cl
@@ -37,7 +37,14 @@ def kernels(request, monkeypatch):
     compiled = rigorous_pass.compiled if ON_GPU else RigorousKernel
     monkeypatch.setattr(first_layer, "FEW", request.param)
     monkeypatch.setattr(rigorous_pass, "compiled", lambda *_, **__: None)
-    return lambda: monkeypatch.setattr(rigorous_pass, "compiled", compiled)
+    data_kernel = rigorous_pass.data_kernel if ON_GPU else DataKernel
+    monkeypatch.setattr(rigorous_pass, "data_kernel", lambda _: None)
+
+    def use() -> None:
+        monkeypatch.setattr(rigorous_pass, "compiled", compiled)
+        monkeypatch.setattr(rigorous_pass, "data_kernel", data_kernel)
+
+    return use
 
 
 def stated(name: str) -> tuple[cl.VariationalProblem, torch.Tensor, Blocks]:

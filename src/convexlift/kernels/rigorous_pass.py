@@ -1,4 +1,7 @@
-"""``rigorous_pass.cu`` for certain filters, compiled at run time like ``first_layer.cu``."""
+"""The kernels of rigorous claims, compiled at run time like ``first_layer.cu``.
+
+``rigorous_pass.cu`` is for certain filters, ``rigorous_data.cu`` for data of single pixels.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ import torch
 from convexlift.kernels.first_layer import LARGEST_FILTER, WARPS, module
 
 NAMES = ("values", "minorants")
+DATA = "data_bounds"
+PIXELS = 4
+"""Pixels of a thread of ``data_bounds``."""
 MOST_TAPS = 4096
 """Taps of all filters, an even number each, which share 48 KB with the windows of a tile."""
 
@@ -59,9 +65,27 @@ def source(
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
     }  # fmt: skip
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    return f'extern "C" {{\n{defined}{_text()}}}\n'  # some versions of torch put it before a text
+    return _wrapped(defined + _text("rigorous_pass.cu"))
+
+
+def data_kernel(device: torch.device) -> Any:
+    """``data_bounds`` on a device, or None where there is none."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    return module(device, data_source(), (DATA,)).get(DATA)
+
+
+def data_source() -> str:
+    """The text to compile."""
+    macros = f"#define WARPS {WARPS}\n#define PIXELS {PIXELS}\n"
+    return _wrapped(macros + _text("rigorous_data.cu"))
+
+
+def _wrapped(text: str) -> str:
+    """Names as in C; some versions of torch put this before a text themselves."""
+    return f'extern "C" {{\n{text}}}\n'
 
 
 @cache
-def _text() -> str:
-    return resources.files(__package__).joinpath("rigorous_pass.cu").read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

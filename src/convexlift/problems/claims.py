@@ -19,6 +19,7 @@ from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.minorant import proving_duals
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.rigorous_bounds import bounds_below
+from convexlift.problems.rigorous_data import RigorousData
 from convexlift.problems.rigorous_regularizer import regularizer_above
 from convexlift.problems.rounding import (
     Rounded,
@@ -289,10 +290,10 @@ def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
 
 def data_term_above(fidelity: Fidelity, operator: LinearOperator, x: Tensor) -> Tensor:
     """D(A x) for each image, rounded up."""
-    w, d = Rounded.exact(x), operator.diagonal
-    # One number on a CPU can be looked at without waiting for a GPU.
-    if d is None or d.ndim > 0 or d.device.type != "cpu" or float(d) != 1:
-        w = product(operator, w, tuple(x.shape[1:]))
+    fused = RigorousData.of(fidelity, operator, x.shape)
+    if fused is not None:
+        return fused.above(x)
+    w = product(operator, Rounded.exact(x), tuple(x.shape[1:]))
     value, error = total(fidelity.density_above(w.value, w.error))
     return value + error
 

@@ -29,6 +29,7 @@ from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
 from convexlift.problems.lifting import DATA_DUAL
 from convexlift.problems.packed_slopes import Duals
+from convexlift.problems.rigorous_data import RigorousData
 from convexlift.problems.rigorous_regularizer import RoundedMinorant, minorant_below
 from convexlift.problems.rounding import (
     UNIT,
@@ -112,6 +113,13 @@ def _behind_diagonal(
         return Scopes(everywhere, locally)
 
     beta = minorant.beta - gamma(4) * minorant.beta.abs()
+    fused = RigorousData.of(problem.fidelity, problem.operator, x.shape)
+    one_error = minorant.c.error.flatten(1).shape[1] == 1
+    if fused is not None and one_error and bounded and problem.bounds.lower >= 0:
+        value = fused.below(minorant.c, problem.bounds) + beta
+        proven = ProvenBound(value, torch.ones_like(beta), None)
+        yield Scopes(proven, proven)
+        return
     direct = bounds(minorant.c, beta, torch.ones_like(beta))
     yield direct
     if bounded or decided(
