@@ -26,6 +26,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 using std::max;
+using std::min;
 
 struct Fibre {
     ucontext_t context;

@@ -14,7 +14,7 @@ import torch
 
 from convexlift.kernels.first_layer import LARGEST_FILTER, WARPS, module
 
-NAMES = ("values", "minorants")
+NAMES = ("values", "minorants", "gathered")
 DATA = "data_bounds"
 PIXELS = 4
 """Pixels of a thread of ``data_bounds``."""

@@ -23,14 +23,13 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.kernels import first_layer, rigorous_pass
 from convexlift.kernels.availability import current
 from convexlift.networks.activations import Ramp
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
-from convexlift.operators.convolution import ConvolutionOperator
+from convexlift.operators.convolution import BOUNDARIES, ConvolutionOperator
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.fused_pass import POOLS
 from convexlift.problems.lifting import above_pooling
@@ -102,7 +101,7 @@ class RigorousLayer:
         above: the pooling and the layers above, as a network of block means; or None.
         pool: the side of the pooling blocks; 0 if there are none.
         tile: rows and columns of a program.
-        kernels: ``values`` and ``minorants``.
+        kernels: ``values``, ``minorants`` and ``gathered``.
     """
 
     layer: BoundLayer
@@ -111,7 +110,7 @@ class RigorousLayer:
     above: tuple[LinearOperator, BoundNetwork] | None
     pool: int
     tile: tuple[int, int]
-    kernels: tuple[Any, Any]
+    kernels: tuple[Any, ...]
 
     @staticmethod
     def of(network: BoundNetwork, batch: int) -> RigorousLayer | None:
@@ -238,19 +237,21 @@ class RigorousLayer:
         """Terms of beta and the largest |s|, one for each tile; and c."""
         h, bias, V = self.h, self._bias(), self.convolution
         sides, size = V.weight.shape[-2:], self.layer.shape[1:]
-        around = [side + k - 1 for side, k in zip(self.tile, sides, strict=True)]
-        spill = t.new_empty((len(v), math.prod(self._tiles), math.prod(around)))
+        around = math.prod(side + k - 1 for side, k in zip(self.tile, sides, strict=True))
+        spill = t.new_empty((len(v), math.prod(self._tiles), around))
         totals = t.new_empty((len(v), math.prod(self._tiles), 2))
         self._launch(
             self.kernels[1], len(v), t, bias,
             [v, spill, totals, V.weight.contiguous(), bias, t,
              h.low, h.high, h.middle, h.conjugate],
         )  # fmt: skip
-        pairs = zip(self._tiles, self.tile, sides, strict=True)
-        whole = [n * side + k - 1 for n, side, k in pairs]
-        c = F.fold(spill.mT, tuple(whole), tuple(around), stride=self.tile)
-        height, width = (n + k - 1 for n, k in zip(size, sides, strict=True))
-        return totals, V.padding.adjoint(c[..., :height, :width])
+        c = t.new_empty((len(v), 1, *size))
+        with current(t.device):
+            self.kernels[2](
+                grid=(math.prod(self._tiles), len(v), 1), block=first_layer.BLOCK,
+                args=[spill, c, BOUNDARIES.index(V.boundary), *size],
+            )  # fmt: skip
+        return totals, c
 
     def _bias(self) -> Tensor:
         channels, bias = self.layer.shape[0], self.layer.bias
