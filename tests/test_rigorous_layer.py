@@ -126,7 +126,7 @@ def test_error_bounds_cover_the_distance_to_exact_arithmetic(name, spread, kerne
     assert above >= R
     sizes = times([[abs(f) for f in row] for row in V], [abs(each) for each in exact(x.cpu())])
     sizes = [size + abs(each) for size, each in zip(sizes, b, strict=True)]
-    assert above - R <= Fraction(1e-12) * inner(W, sizes)
+    assert above - R <= Fraction(1e-13) * inner(W, sizes)
     t_exact = [Fraction(weight) * each for each in W]
     beta = inner(t_exact, [p * q - conjugate(p) for p, q in zip(s, b, strict=True)])
     assert Fraction(float(minorant.beta)) <= beta

@@ -148,8 +148,8 @@ class RigorousLayer:
         """<W, h(V x + b)> for each image, and a bound on its error."""
         totals = x.new_empty((len(x), math.prod(self._tiles), 2))
         self._launch_values(x, totals, totals, weights.contiguous())
-        rate = gamma(self._roundings + self._additions)
-        each = (channel_means(weights) * self._sizes(x)).flatten(1).sum(1)
+        each = (channel_means(weights) * self._reach(x)).flatten(1).sum(1)
+        rate = self._rate(self._additions)
         return totals[..., 0].sum(1), (self._pixels * rate * SPARE) * each
 
     def means(self, x: Tensor) -> Rounded:
@@ -160,8 +160,10 @@ class RigorousLayer:
         rows = height // self.pool, self.pool // self._rows
         blocks = sums.reshape(len(x), *rows, channels, -1)
         value = blocks.sum(2).transpose(1, 2) / self.pool**2  # exact: a power of 2
-        sizes = self._sizes(x)
-        return Rounded(value, gamma(self._roundings + 2 * self.pool) * sizes, SPARE * sizes)
+        # Over the pixels of a thread, the threads beside it as a tree, and those below.
+        additions = self._rows + self.pool.bit_length() + self.pool // self._rows
+        reach = self._reach(x)
+        return Rounded(value, self._rate(additions) * reach, (SPARE * self.h.steepest) * reach)
 
     def minorant(self, t: Rounded, v: Tensor) -> tuple[Rounded, Tensor, Tensor]:
         """c, beta and a bound on the error of beta, from multipliers t and a dual variable v.
@@ -187,20 +189,19 @@ class RigorousLayer:
         error = (self._pixels * SPARE) * each.flatten(1).sum(1)
         return Rounded(c, c_error), totals[..., 0].sum(1), error
 
-    def _sizes(self, x: Tensor) -> Tensor:
-        """Bounds on the sum of the absolute values of all terms of h(V x + b), (B, C, 1, 1)."""
-        largest_a = self.convolution.magnitude(largest(x), tuple(x.shape[1:]))
-        if self.layer.bias is not None:
-            largest_a = largest_a + largest(self.layer.bias)
-        return self.h.size * largest_a
+    def _reach(self, x: Tensor) -> Tensor:
+        """Bounds on |V x + b|, (B, C, 1, 1)."""
+        reach = self.convolution.magnitude(largest(x), tuple(x.shape[1:]))
+        return reach if self.layer.bias is None else reach + largest(self.layer.bias)
 
-    @property
-    def _roundings(self) -> int:
-        """Rounding errors of h(V x + b), relative to ``_sizes``.
+    def _rate(self, additions: int) -> float:
+        """Errors of a sum of h(V x + b), relative to the sum of ``_reach``.
 
-        Those of V x + b, one for each tap, grow by the slope of h.
+        The errors of V x + b, one for each tap, grow by the slope of h. Those of h are relative to
+        the size of its terms, and those of the sum to |h(a)| <= steepest |a|.
         """
-        return math.prod(self.convolution.weight.shape[-2:]) + STEPS
+        taps = math.prod(self.convolution.weight.shape[-2:])
+        return gamma(taps + additions) * self.h.steepest + gamma(STEPS) * self.h.size
 
     @property
     def _additions(self) -> int:
