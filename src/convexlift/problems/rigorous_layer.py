@@ -37,7 +37,7 @@ from convexlift.problems.rounding import Rounded, channel_means, gamma, largest
 from convexlift.tensors import Scalar
 
 STEPS = 16
-"""More than the rounding errors of h(a) from a, and of s b - h*(s) and their products with t."""
+"""More than the rounding errors of W h(a) from a, and of t (s b - h*(s)) from s and t."""
 SPARE = 1 + 1e-9
 """Covers the rounding of error bounds."""
 
