@@ -19,6 +19,7 @@ from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.solvers.copies import clone_blocks, copy_all, copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
 from convexlift.solvers.fused_layers import RestOfProblem
@@ -63,9 +64,12 @@ class Machine:
     def __init__(
         self, u: Blocks, v: Blocks, layer: FirstLayer, pixels: Pixels, rest: RestOfProblem | None
     ) -> None:
-        self.buffers = Buffers(u, v, layer)
-        self.layer, self.pixels, self.rest = layer, pixels, rest
-        parts = self.buffers, layer, pixels, rest  # without self: reference cycles are freed late
+        self.buffers, self.rest = Buffers(u, v, layer), rest
+        self.layer = layer.copied()
+        self.pixels = pixels.copied(self.layer)
+        # Without self: reference cycles are freed late.
+        parts = self.buffers, self.layer, self.pixels, rest
+        self.spread = Replayed(partial(self.layer, self.buffers, step=False, observed=False))
         self.plain = Replayed(partial(_launch, *parts, 1, False))
         self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
         self.observed = Replayed(partial(_launch, *parts, 1, True))
@@ -86,10 +90,7 @@ class Machine:
 
     def take(self, layer: FirstLayer, pixels: Pixels) -> None:
         """Copy in the data of another problem of the same kind."""
-        for held, given in zip(
-            (*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data), strict=True
-        ):
-            held.copy_(given)
+        copy_all((*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data))
 
     def run(self, table: Tensor) -> None:
         """One iteration for each row of coefficients; only the last one is observed."""
@@ -207,15 +208,17 @@ class FusedIterations(Iterations):
         Large ones have the buffers themselves, except for u and v.
         """
         b = self._held
-        large = sum(part.nbytes for part in b.w_v.values()) > LARGE
-        kept = (lambda parts: parts) if large else _clone
-        self._anchor_u, self._anchor_v = kept(b.anchor_u), kept(b.anchor_v)
-        if large:
+        own, kept = (b.u, b.v, group.tau, group.sigma), (b.w_u, b.w_v, b.anchor_u, b.anchor_v)
+        if sum(part.nbytes for part in b.w_v.values()) > LARGE:
             state = replace(state, origin_u=group.origin_u, origin_v=group.origin_v)
+            u, v, tau, sigma = clone_blocks(*own)
+            w_u, w_v, anchor_u, anchor_v = kept
+        else:
+            u, v, tau, sigma, w_u, w_v, anchor_u, anchor_v = clone_blocks(*own, *kept)
+        self._anchor_u, self._anchor_v = anchor_u, anchor_v
         return replace(
-            state, u=_clone(b.u), v=_clone(b.v), w_u=kept(b.w_u), w_v=kept(b.w_v),
-            tau=_clone(group.tau), sigma=_clone(group.sigma), memory=memory,
-            anchor_u=self._anchor_u, anchor_v=self._anchor_v,
+            state, u=u, v=v, tau=tau, sigma=sigma, memory=memory,
+            w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v,
         )  # fmt: skip
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
@@ -234,17 +237,13 @@ class FusedIterations(Iterations):
         self._device = state.w_u["x"].device
         if self._machine is None:
             self._machine = self._made(state.w_u, state.w_v)
-        buffers = self._machine.buffers
-        for held, given in (
-            (buffers.w_u, state.w_u),
-            (buffers.w_v, state.w_v),
-            (buffers.anchor_u, state.anchor_u),
-            (buffers.anchor_v, state.anchor_v),
-        ):
-            for name, part in held.items():
-                part.copy_(given[name])
+        b = self._machine.buffers
+        copy_blocks(
+            (b.w_u, b.w_v, b.anchor_u, b.anchor_v),
+            (state.w_u, state.w_v, state.anchor_u, state.anchor_v),
+        )
         with current(self._device), first_launch():
-            self._machine.layer(buffers, step=False, observed=False)
+            self._machine.spread()
         self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
 
     def _made(self, u: Blocks, v: Blocks) -> Machine:
@@ -304,14 +303,14 @@ class FusedIterations(Iterations):
                 else:
                     here = expand_per_image(images.to(part.device), part)
                     part.copy_(torch.where(here, new[name], part))
-        self._anchor_u, self._anchor_v = _clone(b.anchor_u), _clone(b.anchor_v)
+        self._anchor_u, self._anchor_v = clone_blocks(b.anchor_u, b.anchor_v)
 
     def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """A state of copies, since the buffers will be overwritten."""
         b, self._steps = self._held, (tau, sigma)
+        u, v, w_u, w_v = clone_blocks(b.u, b.v, b.w_u, b.w_v)
         self._holds = replace(
-            state, u=_clone(b.u), v=_clone(b.v), w_u=_clone(b.w_u), w_v=_clone(b.w_v),
-            anchor_u=self._anchor_u, anchor_v=self._anchor_v,
+            state, u=u, v=v, w_u=w_u, w_v=w_v, anchor_u=self._anchor_u, anchor_v=self._anchor_v
         )  # fmt: skip
         return self._holds
 
@@ -319,7 +318,3 @@ class FusedIterations(Iterations):
     def _held(self) -> Buffers:
         assert self._machine is not None, "load comes first"
         return self._machine.buffers
-
-
-def _clone(parts: Blocks) -> Blocks:
-    return Blocks({name: part.clone() for name, part in parts.items()})

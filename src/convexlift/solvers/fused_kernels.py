@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+import copy
+from functools import cache, lru_cache
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -90,14 +91,14 @@ class Buffers:
 
 
 class Pixels:
-    """The primal half of an iteration behind a diagonal A, with replaceable copies of the data."""
+    """The primal half of an iteration behind a diagonal A; launched on copies of the data."""
 
     def __init__(self, saddle: SaddlePointProblem, layer: FirstLayer) -> None:
         term, operator = saddle.g.get("x"), layer.operator
         kernel = term.fidelity.kernel if isinstance(term, DiagonalFidelityTerm) else None
         if not isinstance(term, DiagonalFidelityTerm) or kernel is None:
             raise DoesNotApply("a data term that the kernels do not support")
-        self.y = self.target = self.background = _copied(term.fidelity.y)
+        self.y = self.target = self.background = term.fidelity.y
         # As floats: a CUDA kernel takes the bits as they are.
         self.kind, self.pull, self.scale = (
             KINDS[kernel.kind],
@@ -105,23 +106,17 @@ class Pixels:
             float(kernel.scale),
         )
         if kernel.target is not None:
-            self.target = _copied(kernel.target)
+            self.target = kernel.target
         if kernel.background is not None:
-            self.background = _copied(kernel.background.expand_as(self.y))
-        self.diagonal = _copied(term.diagonal.expand_as(self.y))
+            self.background = kernel.background.expand_as(self.y)
+        self.diagonal = term.diagonal.expand_as(self.y)
         self.lower, self.upper = term.box.rounded_inward(self.y.dtype)
         self.layer = layer
         self.more = any("x" in row for name, row in saddle.K.rows.items() if name != layer.name)
         assert operator.input_shape is not None
-        lines = [
-            _copies(size, margin, operator.boundary)
-            for size, margin in zip(operator.input_shape[-2:], operator.margin, strict=True)
-        ]
-        self.copies = max(map(len, lines))
-        self.rows, self.columns = (
-            F.pad(line, (0, 0, 0, self.copies - len(line)), value=-1).to(self.y.device)
-            for line in lines
-        )
+        places = operator.input_shape[-2:], operator.margin, operator.boundary
+        self.rows, self.columns = _positions(*places, self.y.device)
+        self.copies = len(self.rows)
 
     @property
     def kind_of(self) -> tuple[Any, ...]:
@@ -136,6 +131,13 @@ class Pixels:
     def data(self) -> tuple[Tensor, ...]:
         """The tensors of this problem."""
         return self.y, self.diagonal, self.background, self.target
+
+    def copied(self, layer: FirstLayer) -> Pixels:
+        """The same on contiguous copies of the data, which may be overwritten."""
+        other = copy.copy(self)
+        other.y, other.diagonal, other.background, other.target = map(_copied, self.data)
+        other.layer = layer
+        return other
 
     def __call__(self, buffers: Buffers, *, observed: bool) -> None:
         """Launch ``primal_step``."""
@@ -170,6 +172,19 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+@lru_cache(maxsize=64)
+def _positions(
+    sizes: tuple[int, ...], margins: tuple[int, ...], boundary: Boundary, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """``_copies`` of the rows and of the columns on a device, as many of both."""
+    lines = [_copies(*side, boundary) for side in zip(sizes, margins, strict=True)]
+    most = max(map(len, lines))
+    rows, columns = (
+        F.pad(line, (0, 0, 0, most - len(line)), value=-1).to(device) for line in lines
+    )
+    return rows, columns
+
+
 @cache
 def _copies(size: int, margin: int, boundary: Boundary) -> Tensor:
     """Positions of each of ``size`` pixels in the padded line, (copies, size).
@@ -188,7 +203,7 @@ def _copies(size: int, margin: int, boundary: Boundary) -> Tensor:
 
 
 class FirstLayer:
-    """The dual half of an iteration for a convolutional layer, with its filters.
+    """The dual half of an iteration for a convolutional layer; launched on copies of its filters.
 
     Attributes:
         name: the name of the layer's dual variable.
@@ -216,11 +231,11 @@ class FirstLayer:
         self.channels, self.kernel = channels, (kernel[0], kernel[1])
         self.chunk = 32 if channels % 32 == 0 else 16
         self.taps = max(16, _power_of_two(kernel[0] * kernel[1]))
-        self.filters = _copied(weight) if compiled else self._halves(weight.flatten(1))
+        self.filters = weight if compiled else self._halves(weight.flatten(1))
         bias = weight.new_zeros(channels) if term.bias is None else term.bias.detach()
         # One for each channel, or (B or 1, C, H, W).
         self.biased = bias.numel() > channels
-        self.bias = _copied(bias if self.biased else bias.flatten().expand(channels))
+        self.bias = bias if self.biased else bias.flatten().expand(channels)
 
     def _halves(self, filters: Tensor) -> Tensor:
         """What TF32 matrix units read of the filters, and the rest, padded with zeros."""
@@ -242,6 +257,13 @@ class FirstLayer:
         """The tensors of this layer."""
         multipliers = () if self.multipliers is None else (self.multipliers,)
         return self.filters, self.bias, *multipliers
+
+    def copied(self) -> Self:
+        """The same on contiguous copies of the data, which may be overwritten."""
+        other = copy.copy(self)
+        other.filters, other.bias, *multipliers = map(_copied, self.data)
+        other.multipliers = multipliers[0] if multipliers else None
+        return other
 
     @staticmethod
     def of(saddle: SaddlePointProblem) -> FirstLayer:
@@ -371,12 +393,12 @@ def _blockwise(t: Tensor, size: tuple[int, ...]) -> tuple[int, Tensor]:
     Behind a pooling they are constant on blocks of ``max(TILE)`` pixels.
     """
     if len(t) == 1 and t.shape[-2:] == (1, 1):
-        return 0, t.flatten().contiguous()
+        return 0, t.flatten()
     height, width = size
     whole, side = t.expand(-1, -1, height, width), max(TILE)
     if len(t) == 1:
         some = whole[..., ::side, ::side]
         again = some.repeat_interleave(side, -2)[..., :height, :]
         if torch.equal(again.repeat_interleave(side, -1)[..., :width], whole):
-            return side, some[0].contiguous()
-    return 1, whole.contiguous()
+            return side, some[0]
+    return 1, whole

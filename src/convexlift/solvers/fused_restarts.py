@@ -23,6 +23,7 @@ from torch import Tensor
 
 from convexlift.kernels import first_layer
 from convexlift.kernels.availability import kernel_module
+from convexlift.solvers.copies import copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.iterations import RestartState
@@ -132,11 +133,10 @@ class Group:
 
     def load(self, state: RestartState, coupling: Coupling) -> None:
         """Everything but w, anchors and counters."""
-        for held, given in (
-            (self.origin_u, state.origin_u), (self.origin_v, state.origin_v),
-            (self.tau, state.tau), (self.sigma, state.sigma),
-        ):  # fmt: skip
-            _copy(held, given)
+        copy_blocks(
+            (self.origin_u, self.origin_v, self.tau, self.sigma),
+            (state.origin_u, state.origin_v, state.tau, state.sigma),
+        )
         for v, row in self._coupling.weights.items():
             for name, norm in row.items():
                 torch.as_tensor(norm).fill_(coupling.weights[v][name])
@@ -211,8 +211,8 @@ class Group:
         whole, recent = (coupling.reach(far_u), far_v), (coupling.reach(near_u), near_v)
         late = lateness(total, recent=self._recent)
         target = rebalance(coupling, self.sigma, whole, recent, late)
-        _copy(self.sigma, target.where(images, self.sigma))
-        _copy(self.tau, coupling.tau(self.sigma))
+        sigma = target.where(images, self.sigma)
+        copy_blocks((self.sigma, self.tau), (sigma, coupling.tau(sigma)))
         self._write_steps()
 
     def _move_anchor(
@@ -242,8 +242,3 @@ class Group:
         layer, table = self._layer, self._buffers.table
         steps = self.tau["x"], self.sigma[layer.name], self.sigma[layer.mean_name or layer.name]
         table[:TEST_EVERY, :, STEPS] = torch.stack(steps, dim=-1) * self._active[:, None]
-
-
-def _copy(held: Blocks, given: Blocks) -> None:
-    for name, part in held.items():
-        part.copy_(given[name])

@@ -176,7 +176,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         assert self._make_precise is not None
         return self._make_precise()
 
-    @property
+    @cached_property
     def _restarts(self) -> Restarts:
         recent = only_recent(self.problem, self.coupling, extrapolated=self.rules.extrapolated)
         return Restarts(self.rules, self.coupling, recent)

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
+from convexlift.solvers.copies import clones, copy_all
 from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
 from convexlift.tensors import unrepeated
 
@@ -230,8 +231,7 @@ class Copies:
 
     def fill(self, tensors: list[Tensor]) -> None:
         """Copy the values of tensors of the same shapes."""
-        if tensors:
-            torch._foreach_copy_(self._parts, [unrepeated(tensor) for tensor in tensors])
+        copy_all(self._parts, [unrepeated(tensor) for tensor in tensors])
 
     @property
     def nbytes(self) -> int:
@@ -270,7 +270,8 @@ class Recording:
         _, count, together = self.outcome
         parts, made = self._found
         # Results that are inputs are handed back, and others copied: the next replay changes them.
-        results = made(part.clone() if i is None else tensors[i] for part, i in parts)
+        copied = iter(clones([part for part, i in parts if i is None]))
+        results = made(next(copied) if i is None else tensors[i] for _, i in parts)
         host = together.to("cpu", copy=True)
         flags = host[len(host) - len(self.answers) :]
         if flags.tolist() != self.answers:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,8 @@ class RestartRules:
         """Relaxed iterations restart at fixed times, and when Halpern iterations take over."""
         if isinstance(total, Tensor):  # of Halpern iterations, the only ones counted on a device
             return total == self.relaxed
-        return np.isin(total, self.times) | (total == self.relaxed)
+        following = self.times[np.searchsorted(self.times, total)]  # LAST is beyond every total
+        return (following == total) | (total == self.relaxed)
 
 
 def _library(numbers: Any) -> Any:
@@ -277,7 +279,7 @@ class Restarts:
     coupling: Coupling
     recent: bool
 
-    @property
+    @cached_property
     def kind_of(self) -> tuple[Any, ...]:
         """Everything that graphs of restarts depend on, besides numbers."""
         rows = tuple((v, *row) for v, row in self.coupling.weights.items())
