@@ -151,7 +151,7 @@ def watched(device: str) -> Iterator[dict[str, float]]:
         setattr(owner, name, call)
         return lambda: setattr(owner, name, original)
 
-    of_functions = {"judged": "checks", "proved": "claims", "_guessed": "first image",
+    of_functions = {"judged": "checks", "proved": "claims", "guessed": "first image", "started": "first image",
                     "dual_images": "images of duals"}  # fmt: skip
     undo = [
         timed(PDHG, "solver", lambda *_: "solver"),

@@ -113,6 +113,11 @@ class BoundNetwork(TensorRecord):
         repeated = torch.Size(last.shape).numel() // W[0].numel()  # over the pixels of a channel
         return repeated * lowest.sum(1)
 
+    def all_steepest(self, last: Tensor) -> Tensor:
+        """Whether all units of the last layer have their steepest slope, from a_L; (B,)."""
+        h = self.layers[-1].activation
+        return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)
+
     def in_parts(self, most: int) -> list[tuple[slice, BoundNetwork]]:
         """Networks with some of the channels each, whose sum is R, and the channels of a.
 

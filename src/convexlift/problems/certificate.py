@@ -218,13 +218,16 @@ def judged(
 ) -> tuple[Judged, tuple[Tensor, ...]]:
     """What a check reads of ``judge``.
 
-    As numbers: whether x is finite, the objective and its two parts, the gaps of both bounds.
+    As numbers: whether x is finite, the objective and its two parts, the gaps of both bounds; and
+    whether all units of the last of several layers have their steepest slope, if that is known.
     """
     evaluation, bounds = judge(both.problem, x, duals, tolerance)
     witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
     values = evaluation.objective, evaluation.data_term, evaluation.regularizer
     finite = torch.isfinite(x).flatten(1).all(1)
-    numbers = (finite, *values, bounds.everywhere.gap, bounds.near.gap)
+    known = len(both.problem.network.layers) > 1 and evaluation.has_last
+    steepest = (evaluation.steepest,) if known else ()
+    numbers = (finite, *values, bounds.everywhere.gap, bounds.near.gap, *steepest)
     return (evaluation.on(None), witnesses), numbers
 
 

@@ -12,24 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import dual_images, judged, lower_bound
+from convexlift.problems.certificate import dual_images, judged
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
     last_digit,
-    prefer_near,
     proved,
-    relative_gap,
     stated,
     unpacked,
 )
-from convexlift.problems.data_bound import Scopes, can_hold_everywhere
+from convexlift.problems.data_bound import Scopes
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.minorant import duals_determine_images
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
+from convexlift.solvers.best import Best
 from convexlift.solvers.method import State
 from convexlift.solvers.replays import Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
@@ -59,7 +58,7 @@ class Ledger:
     its claim is recomputed in double precision with rounding accounted for (``problems.claims``),
     and only this ends the image.
 
-    Per-image numbers are kept on the host: small operations would cost a GPU as much as large ones.
+    Per-image numbers are kept on the host (``best``).
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Ledger:
     ) -> None:
         problem: VariationalProblem = replays.both.problem
         size = problem.batch_size
-        infinite = torch.full((size,), math.inf, dtype=torch.float64)
         self.problem, self.rigorous = problem, rigorous
         self.tolerance, self.steepest = stop.gap, stop.gradient
         self._limit = stop.max_iterations
@@ -86,11 +84,7 @@ class Ledger:
         self.status = [Status.RUNNING] * size
         self.history = History()
         self._evaluation: Evaluation | None = None
-        # The best image, and the best bound that holds everywhere.
-        self.x, self.objective, self.lower_bound = state.x, infinite, -infinite
-        self.witness: Blocks | None = None  # the dual variables of the best bound
-        # The best image with a local bound, which is valid for that image only.
-        self.local_x, self.local_objective, self.local_gap = state.x, infinite, infinite
+        self._best = Best(problem, state.x, self.tolerance or 0.0)
         self.claims: list[Claim | None] = [None] * size
         self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
         self._refusals = [0] * size
@@ -103,17 +97,16 @@ class Ledger:
         """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""
         evaluation, flat, witnesses, numbers = self._judge(iteration, state)
         self._evaluation, x = evaluation, evaluation.x
-        finite, objective, data_term, regularizer, *gaps = numbers
+        finite, objective, data_term, regularizer, *gaps = numbers[:6]
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
-        better = finite & (objective < self.objective)
+        better = finite & (objective < self._best.objective)
         if flat is not None:
             flat = self.active & finite & flat
             better = better | flat
-        self.x = choose_images(better, x, self.x)
-        self.objective = torch.where(better, objective, self.objective)
+        self._best.take(better, x, objective)
         if witnesses is not None:
-            self._keep_best_bounds(x, objective, finite, flat, witnesses, *gaps)
+            self._best.take_bounds(x, objective, finite, flat, witnesses, *gaps)
         self.end(Status.NOT_FINITE, ~finite)
         if flat is not None:
             self.end(Status.STATIONARY, flat)
@@ -144,12 +137,17 @@ class Ledger:
                 return evaluation, flat, None, on_the_host(finite, *values)
         tolerance, given = self.tolerance or 0.0, (state.x, state.duals)
         (evaluation, witnesses), numbers = self._replays(judged, *given, tolerance)
-        evaluation = evaluation.on(self.problem.network)
+        evaluation = self._rebound(evaluation, numbers)
         if bool((numbers[1] == math.inf).any()):
             inside = moved_inside(self.problem, evaluation, self._places)
             (evaluation, witnesses), others = self._replays(judged, inside, state.duals, tolerance)
-            evaluation, numbers = evaluation.on(self.problem.network), (numbers[0], *others[1:])
+            evaluation, numbers = self._rebound(evaluation, others), (numbers[0], *others[1:])
         return evaluation, self._flat(evaluation, iteration), witnesses, numbers
+
+    def _rebound(self, evaluation: Evaluation, numbers: tuple[Tensor, ...]) -> Evaluation:
+        """The evaluation of ``judged`` with its network, and with the last of the numbers."""
+        steepest = numbers[6] > 0 if len(numbers) > 6 else None
+        return evaluation.on(self.problem.network, steepest)
 
     def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor | None:
         """A mask of the images, except the start, whose gradient norm is below the tolerance."""
@@ -220,7 +218,7 @@ class Ledger:
         if not images:
             return False
         some = self._some(images)
-        if self._global:
+        if self._best.everywhere:
             self._take_images_of_duals(images, *some)
         for i, claimed, numbers in self._claim(images, *some):
             gap, before = numbers[1], self._claimed[i][1]
@@ -238,8 +236,8 @@ class Ledger:
 
     def _some(self, images: list[int]) -> tuple[Replays, Tensor | slice]:
         """Calls about some images, or about all if they cannot be separated; and their rows."""
-        if len(images) < len(self.x):
-            rows = torch.tensor(images, device=self.x.device)
+        if len(images) < len(self.active):
+            rows = torch.tensor(images, device=self.start.device)
             if (some := self._both.select(rows)) is not None:
                 return Replays(some), rows
         return self._replays, slice(None)  # not copied: dual variables are large
@@ -249,20 +247,21 @@ class Ledger:
 
         Iterations in which duals count more (``Coupling.dual_weight``) leave images behind.
         """
-        assert self.witness is not None
+        best = self._best
+        assert best.witness is not None
         if not duals_determine_images(self.problem):
             return
-        duals = Blocks({name: part[rows] for name, part in self.witness.items()})
-        x, numbers = replays(dual_images, self.x[rows], duals)
+        duals = Blocks({name: part[rows] for name, part in best.witness.items()})
+        x, numbers = replays(dual_images, best.x[rows], duals)
         if x is None:
             return
         here = torch.tensor(images)
         row = torch.arange(len(images)) if isinstance(rows, Tensor) else here
-        better = numbers[0][row] < self.objective[here]  # False for NaN
+        better = numbers[0][row] < best.objective[here]  # False for NaN
         if bool(better.any()):
-            to, source = (each[better].to(self.x.device) for each in (here, row))
-            self.x = self.x.index_copy(0, to, x[source])
-            self.objective = self.objective.index_copy(0, here[better], numbers[0][row[better]])
+            to, source = (each[better].to(x.device) for each in (here, row))
+            best.x = best.x.index_copy(0, to, x[source])
+            best.objective = best.objective.index_copy(0, here[better], numbers[0][row[better]])
 
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
@@ -279,7 +278,7 @@ class Ledger:
                 self.status[i] = Status.CONVERGED
         if self.tolerance is None or Status.ITERATION_LIMIT not in self.status or not self.rigorous:
             return
-        rough, coarse = self._numbers()[1], last_digit(self._both.double, self.x)
+        rough, coarse = self._numbers()[1], last_digit(self._both.double, self._best.x)
         for i, status in enumerate(self.status):
             spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
             if status is Status.ITERATION_LIMIT and spoiled:
@@ -287,9 +286,10 @@ class Ledger:
 
     def _repair(self) -> None:
         """Better dual variables for the best images, whose bounds a one-sided box weakens."""
-        given = self.x, self.witness, math.inf
-        (_, witnesses), (_, objective, _, _, *gaps) = self._replays(judged, *given)
-        self._keep_best_bounds(self.x, objective, objective.isfinite(), None, witnesses, *gaps)
+        x = self._best.x
+        (_, witnesses), numbers = self._replays(judged, x, self._best.witness, math.inf)
+        _, objective, _, _, *gaps = numbers[:6]
+        self._best.take_bounds(x, objective, objective.isfinite(), None, witnesses, *gaps)
 
     def _claim(
         self, images: list[int], replays: Replays, rows: Tensor | slice
@@ -299,8 +299,8 @@ class Ledger:
         Count data have a domain. Rounding may put an image on its boundary outside, where the
         objective is infinite; a slight move towards another image brings it back inside.
         """
-        assert self.witness is not None
-        best, witness = choose_images(self._prefer_local(), self.local_x, self.x), self.witness
+        best, witness = self._best.images(), self._best.witness
+        assert witness is not None
         if not self.rigorous:
             yield from self._rough_claim(best, images)
             return
@@ -327,10 +327,10 @@ class Ledger:
         self, x: Tensor, images: list[int]
     ) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
         """Claims from the checks in working precision; they guarantee nothing."""
-        assert self.witness is not None
-        objective = torch.where(self._prefer_local(), self.local_objective, self.objective)
+        assert self._best.witness is not None
+        objective = self._best.numbers()[0]
         lower, gap = self._numbers()
-        duals = feasible_duals(self.problem.network, self.problem.weight, x, self.witness)
+        duals = feasible_duals(self.problem.network, self.problem.weight, x, self._best.witness)
         none, theta = (Guarantee.NONE,) * len(x), x.new_zeros(len(x))
         J, bound, left = (number.to(x.device) for number in (objective, lower, gap))
         whole = Claim(x, J, bound, left, none, 0.0, duals, theta, None)
@@ -341,59 +341,9 @@ class Ledger:
     def _places(self) -> tuple[Tensor, ...]:
         return places_inside(self.problem, self.start)
 
-    @cached_property
-    def _global(self) -> bool:
-        """Whether bounds hold everywhere, so that there is no need for local ones."""
-        return can_hold_everywhere(self.problem)
-
-    def _keep_best_bounds(
-        self,
-        x: Tensor,
-        objective: Tensor,
-        finite: Tensor,
-        flat: Tensor | None,
-        witnesses: Scopes[Blocks],
-        everywhere: Tensor,
-        near: Tensor,
-    ) -> None:
-        """Update from the absolute gaps of the global and the local bound."""
-        usable = finite & (objective.abs() < math.inf)
-        below = lower_bound(objective, everywhere, x.dtype)
-        lower = torch.where(usable, below, -math.inf)
-        raised = lower > self.lower_bound  # False for NaN
-        self.lower_bound = torch.where(raised, lower, self.lower_bound)
-        if self.witness is None:
-            self.witness = witnesses.near
-        self.witness = choose_images(raised, witnesses.everywhere, self.witness)
-        if self._global:
-            return
-        nearer = near < self.local_gap
-        nearer = usable & (nearer if flat is None else nearer | flat)
-        self.local_x = choose_images(nearer, x, self.local_x)
-        self.local_objective = torch.where(nearer, objective, self.local_objective)
-        self.local_gap = torch.where(nearer, near, self.local_gap)
-        local = nearer & self._prefer_local()
-        self.witness = choose_images(local, witnesses.near, self.witness)
-
-    def _prefer_local(self) -> Tensor:
-        if self._global:
-            return torch.zeros_like(self.active)
-        everywhere = relative_gap(self.objective, self.lower_bound)
-        near = relative_gap(self.local_objective, self._local_bound())
-        return prefer_near(self._global, everywhere, near, self.tolerance or 0.0)
-
-    def _local_bound(self) -> Tensor:
-        return lower_bound(self.local_objective, self.local_gap, self.x.dtype)
-
     def _numbers(self) -> tuple[Tensor, Tensor]:
         """Lower bounds and relative gaps: rigorous where claimed, else in the working precision."""
-        objective, lower = self.objective, self.lower_bound
-        if not self._global:
-            use_local = self._prefer_local()
-            objective = torch.where(use_local, self.local_objective, objective)
-            lower = torch.where(use_local, self._local_bound(), lower)
-        lower = torch.minimum(lower, objective)  # they may differ by rounding
-        gap = relative_gap(objective, lower)
+        _, lower, gap = self._best.numbers()
         for i, active in enumerate(self.active.tolist()):
             if self.claims[i] is not None and not active:
                 lower[i], gap[i] = self._claimed[i]

@@ -204,7 +204,7 @@ def _require_gradient(problem: VariationalProblem) -> None:
 def _first_state(replays: Replays, solver: Solver[State], start: Tensor | State | None) -> State:
     problem = replays.both.problem
     if start is None:
-        return solver.start(replays(_guessed)[0])
+        return solver.first(replays)
     y, shape = problem.fidelity.y, (problem.batch_size, *problem.image_shape)
     if hasattr(start, "x") and not isinstance(start, Tensor):
         x = start.x
@@ -215,8 +215,3 @@ def _first_state(replays: Replays, solver: Solver[State], start: Tensor | State 
         start = x  # of another method: its images are still a good start
     x = checked_image(problem, start, "start")
     return solver.start(problem.bounds.project(x.to(y)))
-
-
-def _guessed(both: InBoth) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The initial image; no numbers."""
-    return both.problem.initial_image(), ()

@@ -8,8 +8,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from convexlift.problems.claims import InBoth
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks, choose_images
 
 
@@ -65,6 +67,10 @@ class Solver(ABC, Generic[StateT]):
     def start(self, x: Tensor) -> StateT:
         """The state from which to iterate, for initial images x."""
 
+    def first(self, calls: Replays) -> StateT:
+        """The state from which to iterate, at the initial image of the problem."""
+        return self.start(calls(guessed)[0])
+
     @abstractmethod
     def resume(self, state: State) -> StateT | None:
         """The state to continue from, or None if ``state`` neither fits nor has duals that fit."""
@@ -99,6 +105,11 @@ class Solver(ABC, Generic[StateT]):
         None where there is no such solver, or where rounding does not matter.
         """
         return None
+
+
+def guessed(both: InBoth) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The initial image; no numbers."""
+    return both.problem.initial_image(), ()
 
 
 class Method(ABC):

@@ -12,14 +12,14 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
-from convexlift.problems.claims import InSinglePrecision, in_double
+from convexlift.problems.claims import InBoth, InSinglePrecision, in_double
 from convexlift.problems.lifting import BOX_DUAL, SaddlePointProblem, lift
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
@@ -45,6 +45,7 @@ from convexlift.solvers.primal_dual import (
     lifted_start,
     pdhg_update,
 )
+from convexlift.solvers.replays import Replays
 from convexlift.solvers.restart_rules import (
     RestartMemory,
     RestartRules,
@@ -58,12 +59,22 @@ from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays
 from convexlift.tensors import Blocks, choose_images
 
-Lift = Callable[[VariationalProblem], SaddlePointProblem]
-"""``lift`` with some of its options."""
 LARGEST_IN_DOUBLE = 2**24
 """The most dual variables, in numbers, of problems that may continue in double precision."""
 ROUNDING = 0.025
 """Iterations change to double precision if rounding is more than this part of a step (measured)."""
+
+
+@dataclass(frozen=True)
+class Lift:
+    """``lift`` with some of its options."""
+
+    dualise_fidelity: bool | None = None
+    dualise_box: bool = False
+
+    def __call__(self, problem: VariationalProblem) -> SaddlePointProblem:
+        """The saddle-point problem."""
+        return lift(problem, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -100,13 +111,13 @@ class PDHG(Method):
                 return self._with_matrix(problem)
         if self.dualise_fidelity is not False and FourierCoupling.applies(problem):
             y, kappa_squared = problem.fidelity.y, WeightedRays.scale(problem)
-            lifted = partial(lift, dualise_box=True)
+            lifted = Lift(dualise_box=True)
             if kappa_squared is None:
                 return _in_either(problem, lifted, lambda saddle: FourierCoupling(saddle, y))
             return _in_either(
                 problem, lifted, lambda saddle: WeightedRays(saddle, problem, kappa_squared)
             )
-        lifted = partial(lift, dualise_fidelity=self.dualise_fidelity)
+        lifted = Lift(dualise_fidelity=self.dualise_fidelity)
         factors = ChannelCoupling.factors_of(problem)
         if factors is None:
             return _in_either(problem, lifted, Coupling)
@@ -141,7 +152,7 @@ def _in_either(
              for row in saddle.K.rows.values() for name, K in row.items())  # fmt: skip
     large = problem.batch_size * sum(map(math.prod, duals)) > LARGEST_IN_DOUBLE
     made_precise = None if large or dtype is torch.float64 else precise
-    return RestartedPDHG(problem, saddle, coupling, precise=made_precise)
+    return RestartedPDHG(problem, saddle, coupling, precise=made_precise, lifted=lifted)
 
 
 class RestartedPDHG(PDHGSolver[RestartState]):
@@ -157,10 +168,12 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         coupling: Coupling | None = None,
         dtype: torch.dtype | None = None,
         precise: Callable[[], RestartedPDHG | None] | None = None,
+        lifted: Lift | None = None,
     ) -> None:
+        """``precise`` makes the solver in double precision, ``lifted`` the saddle-point problem."""
         coupling = Coupling(saddle) if coupling is None else coupling
         super().__init__(problem, saddle, coupling)
-        self._make_precise, self._look_again = precise, 0
+        self._make_precise, self._look_again, self._lifted = precise, 0, lifted
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.iterations, self._why = fastest_iterations(saddle, coupling)
@@ -211,6 +224,20 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         v = self.iterations.packed(v) if packed else v
         return self._from(u, v, first_sigma(self.saddle, self.coupling, u, v))
 
+    def first(self, calls: Replays) -> RestartState:
+        """In one call, where it may be replayed."""
+        found = self.replayed_start(calls)
+        return super().first(calls) if found is None else found[0]
+
+    def replayed_start(
+        self, calls: Replays, *, headless: bool = False
+    ) -> tuple[RestartState, tuple[Tensor, ...]] | None:
+        """As ``start`` at the initial image."""
+        if self._lifted is None or not calls.replays:
+            return None
+        (u, v, tau, sigma), numbers = calls(started, self._lifted, self.coupling, headless)
+        return self._from(u, v, sigma, tau), numbers
+
     def _known(self, v: Blocks, x: Tensor) -> Blocks:
         if self.iterations.packs(x):
             return self.iterations.packed(v)
@@ -256,10 +283,10 @@ class RestartedPDHG(PDHGSolver[RestartState]):
     def _restarted(self, state: PDHGState) -> RestartState:
         return self._from(state.u, state.v, state.sigma)  # keeps the steps found so far
 
-    def _from(self, u: Blocks, v: Blocks, sigma: Blocks) -> RestartState:
+    def _from(self, u: Blocks, v: Blocks, sigma: Blocks, tau: Blocks | None = None) -> RestartState:
         # The same tensors several times: iterations never write into the tensors of a state.
         return RestartState(
-            u, v, self.coupling.tau(sigma), sigma,
+            u, v, self.coupling.tau(sigma) if tau is None else tau, sigma,
             w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v,
             memory=RestartMemory.at_start(len(u["x"])), box=self.box,
             dtype=self.dtype,
@@ -317,6 +344,21 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         after = replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory)
         after = running.store(after, tau, sigma)
         return after if running.skips else choose_images(active, after, state)
+
+
+def started(
+    both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
+) -> tuple[tuple[Blocks, ...], tuple[Tensor, ...]]:
+    """u, v, tau and sigma of ``RestartedPDHG.replayed_start``, and its number if ``headless``."""
+    problem, numbers = both.problem, ()
+    x = problem.initial_image()
+    if headless and (head := SaturatedHead.of(problem)) is not None:
+        numbers = (problem.network.all_steepest(problem.network.hidden(x).a[-1]),)
+        problem = head.problem
+    saddle = lifted(problem)
+    u, v = lifted_start(problem, saddle, x)
+    sigma = first_sigma(saddle, coupling, u, v)
+    return (u, v, coupling.tau(sigma), sigma), numbers
 
 
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:

@@ -33,6 +33,7 @@ from convexlift.problems.packed_slopes import CODES, feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice, Solver, State
+from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks
 
 
@@ -160,6 +161,16 @@ class PDHGSolver(Solver[StateT]):
     @abstractmethod
     def start(self, x: Tensor, duals: Blocks | None = None) -> StateT:
         """The lifted start at images x (``lifted_start``), with first step sizes."""
+
+    def replayed_start(
+        self, calls: Replays, *, headless: bool = False
+    ) -> tuple[StateT, tuple[Tensor, ...]] | None:
+        """The state at the initial image in one call that may be replayed, if there is one.
+
+        ``headless``: this solver is for the problem without its last layer. Then there is a number:
+        whether all units of that layer are on.
+        """
+        return None
 
     @abstractmethod
     def _restarted(self, state: PDHGState) -> StateT:

@@ -32,6 +32,10 @@ from convexlift.tensors import unrepeated
 
 Function = Callable[..., tuple[Any, Sequence[Tensor]]]
 """(both, *given) -> results, and (B,) numbers for the host."""
+Outcome = tuple[Any, tuple[Tensor, ...]]
+"""Results, and numbers on the host."""
+Pending = Callable[[], Outcome]
+"""Waits for the numbers."""
 SHARE = 512
 """Tensors of a call are copied if they take at most this part of the device's memory."""
 KEPT = 128
@@ -112,13 +116,22 @@ class Replays:
         self._kind = words, modes, GRAPHS.stream(self._device)
         self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
 
-    def __call__(self, function: Function, *given: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    def __call__(self, function: Function, *given: Any) -> Outcome:
         """Compute, capture or replay."""
+        return self.launched(function, *given)()
+
+    def launched(self, function: Function, *given: Any) -> Pending:
+        """The same, without waiting for the numbers; ``given`` must not change until then."""
         with current(self._device), contextlib.suppress(Unfit):
-            if self._workshop is not None and not torch.is_grad_enabled():
+            if self._workshop is not None and self.replays:
                 return self._replayed(self._workshop, function, given)
         found, numbers = function(self.both, *given)
-        return found, on_the_host(*numbers)
+        return lambda: (found, on_the_host(*numbers))
+
+    @property
+    def replays(self) -> bool:
+        """Whether calls may be replayed."""
+        return self._workshop is not None and not torch.is_grad_enabled()
 
     def release(self) -> None:
         """Leave the copies and graphs to later problems; later calls are ordinary ones."""
@@ -126,34 +139,43 @@ class Replays:
             IDLE.put(self._kind, self._workshop, self._room // KEPT)
         self._workshop = None
 
-    def _replayed(
-        self, workshop: Workshop, function: Function, given: tuple[Any, ...]
-    ) -> tuple[Any, tuple[Tensor, ...]]:
+    def _replayed(self, workshop: Workshop, function: Function, given: tuple[Any, ...]) -> Pending:
         words, tensors = kind_of(given, self._device)
         key = function, words
         known = workshop.recordings.get(key)
-        if known is not None and known.tries > TRIES:
+        if known is None:
+            return self._recorded(workshop, key, 1, given)
+        if known.tries > TRIES:
             raise Unfit("captured in vain")
-        if known is not None:
+        if known.copies is None:
+            try:
+                self._capture(workshop, known, function, given, tensors)
+            except Exception as error:  # whatever it is, the ordinary call comes next
+                known.tries, known.refusal = TRIES + 1, repr(error)
+                raise Unfit(known.refusal) from error
+        if not self._filled:  # once: nothing changes a problem while it is being solved
+            assert workshop.problem is not None
+            workshop.problem.fill(self._tensors)
+            self._filled = True
+        played, tries = known.play(tensors), known.tries + 1
+
+        def waited() -> Outcome:
             with contextlib.suppress(_Changed):
-                if known.copies is None:
-                    try:
-                        self._capture(workshop, known, function, given, tensors)
-                    except Exception as error:  # whatever it is, the ordinary call comes next
-                        known.tries, known.refusal = TRIES + 1, repr(error)
-                        raise Unfit(known.refusal) from error
-                if not self._filled:  # once: nothing changes a problem while it is being solved
-                    assert workshop.problem is not None
-                    workshop.problem.fill(self._tensors)
-                    self._filled = True
-                return known.play(tensors)
+                return played()
+            return self._recorded(workshop, key, tries, given)()
+
+        return waited
+
+    def _recorded(
+        self, workshop: Workshop, key: tuple[Function, Any], tries: int, given: tuple[Any, ...]
+    ) -> Pending:
+        """An ordinary call, whose decisions are recorded."""
         with Decisions() as decisions:
-            found, numbers = function(self.both, *given)
-        tries = 1 if known is None else known.tries + 1
+            found, numbers = key[0](self.both, *given)
         if len(workshop.recordings) >= RECORDINGS:
             workshop.recordings.clear()
         workshop.recordings[key] = Recording(decisions.answers, tries)
-        return found, on_the_host(*numbers)
+        return lambda: (found, on_the_host(*numbers))
 
     def _capture(
         self,
@@ -262,7 +284,7 @@ class Recording:
         parts = kind_of(found, together.device)[1]
         return [(part, inputs.get(id(part))) for part in parts], builder(found, together.device)
 
-    def play(self, tensors: list[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
+    def play(self, tensors: list[Tensor]) -> Pending:
         """The results for these tensors; _Changed if they would have other decisions."""
         assert self.copies is not None
         self.copies.fill(tensors)
@@ -272,11 +294,32 @@ class Recording:
         # Results that are inputs are handed back, and others copied: the next replay changes them.
         copied = iter(clones([part for part, i in parts if i is None]))
         results = made(next(copied) if i is None else tensors[i] for _, i in parts)
-        host = together.to("cpu", copy=True)
-        flags = host[len(host) - len(self.answers) :]
-        if flags.tolist() != self.answers:
-            raise _Changed
-        return results, host[: len(host) - len(flags)].reshape(count, -1).unbind() if count else ()
+        host = Fetched(together)
+
+        def waited() -> Outcome:
+            found = host.numbers()
+            numbers, flags = found.split([len(found) - len(self.answers), len(self.answers)])
+            if flags.tolist() != self.answers:
+                raise _Changed
+            return results, numbers.reshape(count, -1).unbind() if count else ()
+
+        return waited
+
+
+class Fetched:
+    """Numbers on their way to the host."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._host = numbers.to("cpu", non_blocking=True, copy=True)
+        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def numbers(self) -> Tensor:
+        """Wait for them, and not for what was launched later."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host.clone()  # the other is in memory that is scarce
 
 
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -28,6 +28,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
 from convexlift.solvers.primal_dual import PDHGSolver
+from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 
@@ -65,8 +66,7 @@ class SaturatedHead:
 
     def holds(self, last: Tensor) -> Tensor:
         """Whether all units of the last layer are on, from its preactivations; (B,), on the CPU."""
-        h = self._network.layers[-1].activation
-        return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1).cpu()
+        return self._network.all_steepest(last).cpu()
 
     def duals(self, v: Blocks) -> Blocks:
         """The dual variables of the full problem, from the ones without the last layer."""
@@ -161,6 +161,15 @@ class SaturatedPDHG(Solver[SaturatedState]):
         full = None if bool(holds.all()) else self.full.start(x, duals)
         return SaturatedState(holds, self.head, without, full)
 
+    def first(self, calls: Replays) -> SaturatedState:
+        """In one call, as long as all units of all images are on."""
+        if (found := self.without.replayed_start(calls, headless=True)) is None:
+            return super().first(calls)
+        without, (on,) = found
+        if not bool(on.all()):
+            return self.start(without.x)
+        return SaturatedState(on > 0, self.head, without, None)
+
     def resume(self, state: State) -> SaturatedState | None:
         """Continue each image with its last solver if that still fits; else from its duals."""
         duals = fitting_duals(self.problem.network, state.x, state.duals)
@@ -197,7 +206,7 @@ class SaturatedPDHG(Solver[SaturatedState]):
 
     def reconsider(self, state: SaturatedState, evaluation: Evaluation) -> SaturatedState:
         """Images that left the saturated region get their last layer back, permanently."""
-        left = state.holds & ~self.head.holds(evaluation.last)
+        left = state.holds & ~evaluation.steepest.cpu()
         if not bool(left.any()):
             return state
         full = self.full.start(state.x, state.duals)
