@@ -151,8 +151,8 @@ def watched(device: str) -> Iterator[dict[str, float]]:
         setattr(owner, name, call)
         return lambda: setattr(owner, name, original)
 
-    of_functions = {"judged": "checks", "proved": "claims", "guessed": "first image", "started": "first image",
-                    "dual_images": "images of duals"}  # fmt: skip
+    of_functions = {"judged": "checks", "proved": "claims", "dual_images": "images of duals",
+                    "guessed": "first image", "started": "first image"}  # fmt: skip
     undo = [
         timed(PDHG, "solver", lambda *_: "solver"),
         timed(loop, "_first_state", lambda *_: "start"),
@@ -160,7 +160,7 @@ def watched(device: str) -> Iterator[dict[str, float]]:
         timed(Ledger, "check", lambda *_: "ledger"),
         timed(Ledger, "solution", lambda *_: "solution"),
         timed(
-            replays.Replays, "__call__", lambda _, function, *__: of_functions[function.__name__]
+            replays.Replays, "launched", lambda _, function, *__: of_functions[function.__name__]
         ),
     ]
     try:

@@ -209,7 +209,7 @@ class FusedIterations(Iterations):
         """
         b = self._held
         own, kept = (b.u, b.v, group.tau, group.sigma), (b.w_u, b.w_v, b.anchor_u, b.anchor_v)
-        if sum(part.nbytes for part in b.w_v.values()) > LARGE:
+        if _is_large(b.w_v):
             state = replace(state, origin_u=group.origin_u, origin_v=group.origin_v)
             u, v, tau, sigma = clone_blocks(*own)
             w_u, w_v, anchor_u, anchor_v = kept
@@ -220,6 +220,10 @@ class FusedIterations(Iterations):
             state, u=u, v=v, tau=tau, sigma=sigma, memory=memory,
             w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v,
         )  # fmt: skip
+
+    def only_launches(self, state: RestartState) -> bool:
+        """Whether relaxed iterations are not waited for, and the state has copies of its own."""
+        return self._rest is None and state.w_u.device.type == "cuda" and not _is_large(state.w_v)
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""
@@ -318,3 +322,8 @@ class FusedIterations(Iterations):
     def _held(self) -> Buffers:
         assert self._machine is not None, "load comes first"
         return self._machine.buffers
+
+
+def _is_large(v: Blocks) -> bool:
+    """Whether states have no copies of w and anchors."""
+    return sum(part.nbytes for part in v.values()) > LARGE

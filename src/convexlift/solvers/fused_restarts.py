@@ -145,14 +145,14 @@ class Group:
 
     def begin(self, memory: RestartMemory, active: Tensor) -> None:
         """Take over counters, and which images iterate."""
-        self._active.copy_(active)
+        self._active.copy_(active, non_blocking=True)
         self.take(memory)
         self._write_steps()
         self._buffers.table[:TEST_EVERY, :, MIX] = self._mixes[1]
 
     def take(self, memory: RestartMemory) -> None:
         """Take over counters."""
-        self.numbers.copy_(memory.packed())
+        self.numbers.copy_(memory.packed(), non_blocking=True)
 
     def relaxed(self, restart: bool, observed: bool) -> None:
         """Five relaxed iterations; ``restart``: of all images, in the first one."""

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache, cached_property
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from convexlift.tensors import Blocks, is_own
 
-PLAIN = str | int | Enum | torch.dtype | torch.device | torch.Size | BuiltinFunctionType | None
+PLAIN = str | int | Enum | torch.dtype | torch.device | torch.Size | BuiltinFunctionType | NoneType
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 BOOKKEEPING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 """Hooks and flags of modules, which no operator depends on."""
@@ -39,24 +39,43 @@ def kind_of(value: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Ten
 
 
 def _describe(value: Any, device: torch.device, words: list[Any], tensors: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
+    kind = type(value)
+    sort = _sort(kind)
+    if sort is Sort.TENSOR:
+        if value.layout is not torch.strided:
             raise Unfit("an unusual tensor")
-        words += type(value), value.shape, value.stride(), value.dtype
+        words += kind, value.shape, value.stride(), value.dtype
         if value.device == device:
             tensors.append(value)
         elif value.numel() <= FEW:
             words += value.flatten().tolist()
         else:
             raise Unfit("a tensor on another device")
-    elif isinstance(value, float):
+    elif sort is Sort.FLOAT:
         words.append(repr(value))  # -0.0 is not 0.0, and 1.0 not 1
-    elif isinstance(value, PLAIN) or (isinstance(value, FunctionType) and not value.__closure__):
-        words += type(value), value
+    elif sort is Sort.PLAIN or (kind is FunctionType and not value.__closure__):
+        words += kind, value
     else:
-        words += type(value), *(names := tuple(parts := _parts(value)))
+        words += kind, *(names := tuple(parts := _parts(value)))
         for name in names:
             _describe(parts[name], device, words, tensors)
+
+
+class Sort(Enum):
+    """How objects of a type are described."""
+
+    TENSOR, FLOAT, PLAIN, OTHER = range(4)
+
+
+@cache
+def _sort(kind: type) -> Sort:
+    if issubclass(kind, Tensor):
+        if kind not in (Tensor, nn.Parameter):
+            raise Unfit("an unusual tensor")
+        return Sort.TENSOR
+    if issubclass(kind, float):
+        return Sort.FLOAT
+    return Sort.PLAIN if issubclass(kind, PLAIN) else Sort.OTHER
 
 
 def rebuilt(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:

@@ -30,7 +30,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.best import Best
 from convexlift.solvers.method import State
-from convexlift.solvers.replays import Replays, on_the_host
+from convexlift.solvers.replays import Pending, Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tensors import (
@@ -45,6 +45,8 @@ Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
 INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
+USUAL = 0.1
+"""How much a gap shrinks from check to check, as long as nothing is known (measured)."""
 PATIENCE, PROGRESS = 3, 0.5
 """A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled (measured)."""
 HOPELESS = 3
@@ -93,9 +95,39 @@ class Ledger:
         self.clock = Stopwatch()
         self._replays, self._both = replays, replays.both
 
-    def check(self, iteration: int, state: State, *, silent: bool = False) -> bool:
-        """Evaluate, certify, record; False if the callback, called unless silent, asks to stop."""
-        evaluation, flat, witnesses, numbers = self._judge(iteration, state)
+    def judging(self, iteration: int, state: State) -> Pending | None:
+        """Launch what ``check`` will read; None if that is decided there.
+
+        Bounds are left out if nothing reads them and no image ends here.
+        """
+        if self._bounds_unread and 0 < iteration < self._limit:
+            return None
+        return self._replays.launched(judged, state.x, state.duals, self.tolerance or 0.0)
+
+    def expects_more(self) -> bool:
+        """Whether no image is expected to converge at the next check, if gaps shrink as before."""
+        if self.tolerance is None:
+            return True
+        gaps = [record.gap for record in self.history.records[-2:]]
+        if not gaps:
+            return True
+        before = gaps[0] if len(gaps) > 1 else gaps[0] / USUAL
+        converging = gaps[-1] * (gaps[-1] / before) <= self.tolerance  # False for NaN
+        return not bool((self.active & converging).any())
+
+    def check(
+        self,
+        iteration: int,
+        state: State,
+        judging: Pending | None = None,
+        *,
+        silent: bool = False,
+    ) -> bool:
+        """Evaluate, certify, record; False if the callback, called unless silent, asks to stop.
+
+        ``judging`` was launched for this state, if it was.
+        """
+        evaluation, flat, witnesses, numbers = self._judge(iteration, state, judging)
         self._evaluation, x = evaluation, evaluation.x
         finite, objective, data_term, regularizer, *gaps = numbers[:6]
         finite = (finite > 0) & ~objective.isnan()
@@ -122,21 +154,19 @@ class Ledger:
             return self._callback(Progress(**vars(record), x=state.x)) is not True
 
     def _judge(
-        self, iteration: int, state: State
+        self, iteration: int, state: State, judging: Pending | None
     ) -> tuple[Evaluation, Tensor | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
-        """Objective, flat images, witnesses and numbers (``judged``).
-
-        Bounds are left out if nothing reads them and no image ends here.
-        """
-        if self._bounds_unread and 0 < iteration < self._limit:
+        """Objective, flat images, witnesses and numbers (``judged``)."""
+        if (judging := judging or self.judging(iteration, state)) is None:
             evaluation = self.problem.evaluate(state.x)
             flat = self._flat(evaluation, iteration)
             if flat is None or not (self.active & flat).any():
                 values = evaluation.objective, evaluation.data_term, evaluation.regularizer
                 finite = torch.isfinite(state.x).flatten(1).all(1)
                 return evaluation, flat, None, on_the_host(finite, *values)
-        tolerance, given = self.tolerance or 0.0, (state.x, state.duals)
-        (evaluation, witnesses), numbers = self._replays(judged, *given, tolerance)
+        given, tolerance = (state.x, state.duals), self.tolerance or 0.0
+        judging = judging or self._replays.launched(judged, *given, tolerance)
+        (evaluation, witnesses), numbers = judging()
         evaluation = self._rebound(evaluation, numbers)
         if bool((numbers[1] == math.inf).any()):
             inside = moved_inside(self.problem, evaluation, self._places)

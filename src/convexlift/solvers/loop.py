@@ -147,7 +147,9 @@ def _saturated(problem: VariationalProblem) -> bool:
 def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
     iteration, state = 0, ledger.state
     try:
-        wanted = ledger.check(iteration, state)
+        judging = ledger.judging(iteration, state)
+        ahead = _ahead(ledger, solver, stop, iteration, state)
+        wanted = ledger.check(iteration, state, judging)
         ledger.take_evaluation()
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
@@ -158,21 +160,39 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
                 ledger.end(Status.TIME_LIMIT)
             else:
                 count = _at_once(solver, stop, iteration, ledger.clock)
-                state = solver.advance(state, count, ledger.active)
-                iteration += count
+                state = solver.advance(state, count, ledger.active) if ahead is None else ahead
+                iteration, ahead = iteration + count, None
                 ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
-                    wanted = ledger.check(iteration, state)
+                    checked, active = state, ledger.active.clone()
+                    judging = ledger.judging(iteration, state)
+                    ahead = _ahead(ledger, solver, stop, iteration, state)
+                    wanted = ledger.check(iteration, state, judging)
                     state = solver.reconsider(state, ledger.take_evaluation())
                     doubtful = ledger.doubtful(wary=solver.wary)
                     if doubtful and (precise := solver.in_double(state)) is not None:
                         solver, state = precise
+                    if state is not checked or not torch.equal(active, ledger.active):
+                        ahead = None  # of another state, or of images that have ended
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:
             ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)
     ledger.state = solver.finished(ledger.state)
+
+
+def _ahead(
+    ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: int, state: State
+) -> State | None:
+    """The state after the next iterations, launched before the numbers of a check have arrived.
+
+    So a GPU works while the host waits and thinks. None where this is no use, or likely in vain.
+    """
+    count = 0 if stop.seconds is not None else _at_once(solver, stop, iteration, ledger.clock)
+    if not count or not ledger.expects_more() or not solver.runs_ahead(state):
+        return None
+    return solver.advance(state, count, ledger.active.clone())
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:

@@ -91,6 +91,10 @@ class Solver(ABC, Generic[StateT]):
             after = choose_images(active, after, state)
         return after
 
+    def runs_ahead(self, state: StateT) -> bool:
+        """Whether ``advance`` only launches its iterations, and this state stays as it is."""
+        return False
+
     def reconsider(self, state: StateT, evaluation: Evaluation) -> StateT:
         """Adapt the state at a check, given the evaluation of its images."""
         return state

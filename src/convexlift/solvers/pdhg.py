@@ -243,6 +243,12 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             return self.iterations.packed(v)
         return super()._known(v, x)
 
+    def runs_ahead(self, state: RestartState) -> bool:
+        """On a GPU in relaxed iterations: in others, the host reads which images restart."""
+        relaxed = bool((state.memory.total < self.rules.relaxed).all())
+        running = self.iterations
+        return relaxed and isinstance(running, FusedIterations) and running.only_launches(state)
+
     def finished(self, state: RestartState) -> RestartState:
         """w and the anchors are not needed to resume."""
         return state.moved()

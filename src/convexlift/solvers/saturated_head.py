@@ -199,6 +199,10 @@ class SaturatedPDHG(Solver[SaturatedState]):
             full = self.full.advance(full, iterations, active & ~holds)
         return replace(state, without=without, full=full)
 
+    def runs_ahead(self, state: SaturatedState) -> bool:
+        """As the solver without the last layer, as long as that suffices."""
+        return state.full is None and self.without.runs_ahead(state._only)
+
     def finished(self, state: SaturatedState) -> SaturatedState:
         """Both states without tensors that only iterations need."""
         without, full = (s and s.moved() for s in (state.without, state.full))

@@ -1,0 +1,79 @@
+"""Iterations that were launched before a check has ended are the ones that would follow it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import convexlift as cl
+from convexlift.solvers.pdhg import RestartedPDHG
+
+
+def stated(fidelity=cl.SquaredL2, batch=3) -> cl.VariationalProblem:
+    torch.manual_seed(0)
+    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.01)
+    y = torch.rand(batch, 1, 12, 16) * torch.tensor([0.1, 1.0, 0.5])[:batch, None, None, None]
+    return cl.VariationalProblem(
+        fidelity=fidelity(y), regularizer=network, weight=0.2, box=(0, 1),
+        operator=cl.Mask(torch.rand(12, 16) > 0.3),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Solvers that may run ahead, also on a CPU, and the iterations of their calls."""
+    counts: list[int] = []
+    advance = RestartedPDHG.advance
+
+    def counted(self, state, iterations, active=None):
+        counts.append(int(state.memory.total.max()))
+        return advance(self, state, iterations, active)
+
+    monkeypatch.setattr(RestartedPDHG, "advance", counted)
+    monkeypatch.setattr(RestartedPDHG, "runs_ahead", lambda self, state: True)
+    return counts
+
+
+def assert_same(one: cl.Solution, other: cl.Solution) -> None:
+    for name in ("x", "objective", "lower_bound", "gap", "iterations"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert one.status == other.status
+    assert torch.equal(one.history["gap"], other.history["gap"])
+    assert torch.equal(one.state.v["v1"], other.state.v["v1"])
+
+
+@pytest.mark.parametrize("stop", [
+    cl.StopWhen(gap=1e-4), cl.StopWhen(gap=None, max_iterations=25), cl.StopWhen(check_every=3),
+])  # fmt: skip
+def test_solutions_are_the_same(stop, launched, monkeypatch):
+    problem = stated()
+    ahead = cl.solve(problem, stop=stop)
+    calls = list(launched)
+    launched.clear()
+    monkeypatch.setattr(RestartedPDHG, "runs_ahead", lambda self, state: False)
+    assert_same(ahead, cl.solve(problem, stop=stop))
+    assert set(launched) <= set(calls)
+
+
+def test_nothing_is_launched_beyond_the_expected_end(launched):
+    solution = cl.solve(stated(batch=1), stop=cl.StopWhen(gap=1e-3))
+    assert max(launched) < int(solution.iterations.max())
+
+
+def test_a_callback_that_stops_gets_the_state_that_it_saw(launched):
+    seen = []
+
+    def stop_soon(progress):
+        seen.append(progress.x)
+        return len(seen) == 3
+
+    solution = cl.solve(stated(), stop=cl.StopWhen(gap=0.0), callback=stop_soon)
+    assert set(solution.status) == {cl.Status.STOPPED}
+    assert torch.equal(solution.state.x, seen[-1])
+    assert solution.iterations.tolist() == [20, 20, 20]
+
+
+def test_with_a_time_limit_nothing_is_launched_ahead(launched):
+    solution = cl.solve(stated(), stop=cl.StopWhen(gap=None, max_iterations=20, seconds=60.0))
+    assert len(launched) == len(set(launched))
+    assert max(launched) < int(solution.iterations.max())
