@@ -113,7 +113,7 @@ class BoundNetwork(TensorRecord):
         repeated = torch.Size(last.shape).numel() // W[0].numel()  # over the pixels of a channel
         return repeated * lowest.sum(1)
 
-    def all_steepest(self, last: Tensor) -> Tensor:
+    def saturated(self, last: Tensor) -> Tensor:
         """Whether all units of the last layer have their steepest slope, from a_L; (B,)."""
         h = self.layers[-1].activation
         return (h.derivative(last) >= h.slopes[1]).flatten(1).all(1)

@@ -21,7 +21,6 @@ class Evaluation:
     _network: BoundNetwork | None
     _layers: ForwardPass | None
     _last: Tensor | None
-    _steepest: Tensor | None = None
 
     @property
     def layers(self) -> ForwardPass:
@@ -31,9 +30,9 @@ class Evaluation:
         assert self._network is not None
         return self._network.forward(self.x)
 
-    def on(self, network: BoundNetwork | None, steepest: Tensor | None = None) -> Evaluation:
-        """The same numbers, with a network from which layers are recomputed; what is known."""
-        return replace(self, _network=network, _steepest=steepest)
+    def on(self, network: BoundNetwork | None) -> Evaluation:
+        """The same numbers, with a network from which layers are recomputed."""
+        return replace(self, _network=network)
 
     @property
     def has_layers(self) -> bool:
@@ -41,17 +40,11 @@ class Evaluation:
         return self._layers is not None
 
     @property
-    def has_last(self) -> bool:
-        """Whether the preactivations of the last layer were kept."""
-        return self.has_layers or self._last is not None
-
-    @property
-    def steepest(self) -> Tensor:
-        """Whether all units of the last layer have their steepest slope, (B,)."""
-        if self._steepest is not None:
-            return self._steepest
+    def saturated(self) -> Tensor | None:
+        """Whether all units of the last of several layers have their steepest slope, (B,)."""
         assert self._network is not None
-        return self._network.all_steepest(self.last)
+        several = len(self._network.layers) > 1
+        return self._network.saturated(self.last) if several else None
 
     @property
     def last(self) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import dual_images, judged
+from convexlift.problems.certificate import dual_images, judged, numbers_of
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
@@ -77,6 +77,7 @@ class Ledger:
         self.problem, self.rigorous = problem, rigorous
         self.tolerance, self.steepest = stop.gap, stop.gradient
         self._limit = stop.max_iterations
+        self._wanted = (self.tolerance or 0.0, self.steepest is not None)  # of ``judged``
         # Published bilevel learning checks the gradient often and does not read bounds.
         self._bounds_unread = not rigorous and stop.gap is None and callback is None
         self.state = state  # the last finite one
@@ -85,7 +86,7 @@ class Ledger:
         self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
         self.history = History()
-        self._evaluation: Evaluation | None = None
+        self.saturated: Tensor | None = None  # of the last check: see ``Solver.reconsider``
         self._best = Best(problem, state.x, self.tolerance or 0.0)
         self.claims: list[Claim | None] = [None] * size
         self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
@@ -102,7 +103,7 @@ class Ledger:
         """
         if self._bounds_unread and 0 < iteration < self._limit:
             return None
-        return self._replays.launched(judged, state.x, state.duals, self.tolerance or 0.0)
+        return self._replays.launched(judged, state.x, state.duals, *self._wanted)
 
     def expects_more(self) -> bool:
         """Whether no image is expected to converge at the next check, if gaps shrink as before."""
@@ -127,8 +128,8 @@ class Ledger:
 
         ``judging`` was launched for this state, if it was.
         """
-        evaluation, flat, witnesses, numbers = self._judge(iteration, state, judging)
-        self._evaluation, x = evaluation, evaluation.x
+        x, flat, witnesses, numbers = self._judge(iteration, state, judging)
+        self.saturated = numbers[6] > 0 if len(numbers) > 6 else None
         finite, objective, data_term, regularizer, *gaps = numbers[:6]
         finite = (finite > 0) & ~objective.isnan()
         self.state = choose_images(finite, state, self.state)
@@ -155,34 +156,27 @@ class Ledger:
 
     def _judge(
         self, iteration: int, state: State, judging: Pending | None
-    ) -> tuple[Evaluation, Tensor | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
-        """Objective, flat images, witnesses and numbers (``judged``)."""
+    ) -> tuple[Tensor, Tensor | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
+        """Images, flat images, witnesses and numbers (``judged``, without bounds if unread)."""
+        x = state.x
         if (judging := judging or self.judging(iteration, state)) is None:
-            evaluation = self.problem.evaluate(state.x)
+            evaluation = self.problem.evaluate(x)
             flat = self._flat(evaluation, iteration)
             if flat is None or not (self.active & flat).any():
-                values = evaluation.objective, evaluation.data_term, evaluation.regularizer
-                finite = torch.isfinite(state.x).flatten(1).all(1)
-                return evaluation, flat, None, on_the_host(finite, *values)
-        given, tolerance = (state.x, state.duals), self.tolerance or 0.0
-        judging = judging or self._replays.launched(judged, *given, tolerance)
-        (evaluation, witnesses), numbers = judging()
-        evaluation = self._rebound(evaluation, numbers)
+                return x, flat, None, on_the_host(*numbers_of(evaluation))
+        judging = judging or self._replays.launched(judged, x, state.duals, *self._wanted)
+        (found, witnesses), numbers = judging()
         if bool((numbers[1] == math.inf).any()):
-            inside = moved_inside(self.problem, evaluation, self._places)
-            (evaluation, witnesses), others = self._replays(judged, inside, state.duals, tolerance)
-            evaluation, numbers = self._rebound(evaluation, others), (numbers[0], *others[1:])
-        return evaluation, self._flat(evaluation, iteration), witnesses, numbers
+            x = moved_inside(self.problem, self.problem.evaluate(x), self._places)
+            (found, witnesses), others = self._replays(judged, x, state.duals, *self._wanted)
+            numbers = numbers[0], *others[1:]
+        return x, self._flat(found, iteration), witnesses, numbers
 
-    def _rebound(self, evaluation: Evaluation, numbers: tuple[Tensor, ...]) -> Evaluation:
-        """The evaluation of ``judged`` with its network, and with the last of the numbers."""
-        steepest = numbers[6] > 0 if len(numbers) > 6 else None
-        return evaluation.on(self.problem.network, steepest)
-
-    def _flat(self, evaluation: Evaluation, iteration: int) -> Tensor | None:
+    def _flat(self, evaluation: Evaluation | None, iteration: int) -> Tensor | None:
         """A mask of the images, except the start, whose gradient norm is below the tolerance."""
-        if self.steepest is None or iteration == 0:
+        if self.steepest is None or evaluation is None or iteration == 0:
             return None
+        evaluation = evaluation.on(self.problem.network)
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
         return (squares < self.steepest**2).cpu()
 
@@ -194,12 +188,6 @@ class Ledger:
         now = records[-1].gap
         slow = now < 1 if wary else now > PROGRESS * records[-1 - PATIENCE].gap
         return bool((self.active & (now < 1) & slow).any())
-
-    def take_evaluation(self) -> Evaluation:
-        """Hand over the evaluation of the last check and drop it here, since it is large."""
-        assert self._evaluation is not None
-        evaluation, self._evaluation = self._evaluation, None
-        return evaluation
 
     def end(self, status: Status, images: Tensor | None = None) -> None:
         """Give the active images (among ``images``) their final status."""

@@ -150,7 +150,6 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
         judging = ledger.judging(iteration, state)
         ahead = _ahead(ledger, solver, stop, iteration, state)
         wanted = ledger.check(iteration, state, judging)
-        ledger.take_evaluation()
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
@@ -168,7 +167,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
                     judging = ledger.judging(iteration, state)
                     ahead = _ahead(ledger, solver, stop, iteration, state)
                     wanted = ledger.check(iteration, state, judging)
-                    state = solver.reconsider(state, ledger.take_evaluation())
+                    state = solver.reconsider(state, ledger.saturated)
                     doubtful = ledger.doubtful(wary=solver.wary)
                     if doubtful and (precise := solver.in_double(state)) is not None:
                         solver, state = precise

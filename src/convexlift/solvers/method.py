@@ -9,7 +9,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from convexlift.problems.claims import InBoth
-from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks, choose_images
@@ -95,8 +94,11 @@ class Solver(ABC, Generic[StateT]):
         """Whether ``advance`` only launches its iterations, and this state stays as it is."""
         return False
 
-    def reconsider(self, state: StateT, evaluation: Evaluation) -> StateT:
-        """Adapt the state at a check, given the evaluation of its images."""
+    def reconsider(self, state: StateT, saturated: Tensor | None) -> StateT:
+        """Adapt the state at a check, which found out about the last of several layers.
+
+        ``saturated``: whether all its units have their steepest slope at the images, (B,).
+        """
         return state
 
     def finished(self, state: StateT) -> StateT:

@@ -359,7 +359,7 @@ def started(
     problem, numbers = both.problem, ()
     x = problem.initial_image()
     if headless and (head := SaturatedHead.of(problem)) is not None:
-        numbers = (problem.network.all_steepest(problem.network.hidden(x).a[-1]),)
+        numbers = (problem.network.saturated(problem.network.hidden(x).a[-1]),)
         problem = head.problem
     saddle = lifted(problem)
     u, v = lifted_start(problem, saddle, x)

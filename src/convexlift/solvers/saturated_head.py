@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import dual_names, fitting_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.iterations import RestartState
@@ -66,7 +65,7 @@ class SaturatedHead:
 
     def holds(self, last: Tensor) -> Tensor:
         """Whether all units of the last layer are on, from its preactivations; (B,), on the CPU."""
-        return self._network.all_steepest(last).cpu()
+        return self._network.saturated(last).cpu()
 
     def duals(self, v: Blocks) -> Blocks:
         """The dual variables of the full problem, from the ones without the last layer."""
@@ -208,9 +207,10 @@ class SaturatedPDHG(Solver[SaturatedState]):
         without, full = (s and s.moved() for s in (state.without, state.full))
         return replace(state, without=without, full=full)
 
-    def reconsider(self, state: SaturatedState, evaluation: Evaluation) -> SaturatedState:
+    def reconsider(self, state: SaturatedState, saturated: Tensor | None) -> SaturatedState:
         """Images that left the saturated region get their last layer back, permanently."""
-        left = state.holds & ~evaluation.steepest.cpu()
+        assert saturated is not None
+        left = state.holds & ~saturated
         if not bool(left.any()):
             return state
         full = self.full.start(state.x, state.duals)
