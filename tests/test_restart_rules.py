@@ -159,13 +159,23 @@ def test_the_whole_way_counts_at_first_and_the_recent_one_later():
 
 
 @pytest.mark.parametrize("problem", [MIXED, SMOOTH])
-def test_relaxed_iterations_are_counted_without_residuals(problem):
+@pytest.mark.parametrize("count", [5, 10, 25])
+def test_relaxed_iterations_are_counted_without_residuals(problem, count):
     rules, memory = RestartRules(problem), RestartMemory.at_start(2)
-    for _ in range(30):
-        expected = rules.counted(rules.counted(memory, None), None, 4)
-        memory = rules.relaxed_on(memory, 5)
+    while (total := int(memory.total[0])) < 150:
+        expected = memory
+        for _ in range(count // 5):
+            expected = rules.counted(rules.counted(expected, None), None, 4)
+        plan, due = rules.relaxed_plan(total, bool(memory.restart_next[0]), count)
+        memory = rules.relaxed_on(memory, plan, due)
         for name, numbers in vars(expected).items():
             assert torch.equal(getattr(memory, name), numbers), name
+
+
+def test_relaxed_iterations_are_planned_until_halpern_iterations_take_over():
+    assert RestartRules(MIXED).relaxed_plan(150, False, 40) == ([False, False], True)
+    assert RestartRules(MIXED).relaxed_plan(160, True, 40) == ([], True)
+    assert RestartRules(SMOOTH).relaxed_plan(0, False, 20) == ([False, True, True, False], True)
 
 
 def test_rules_on_tensors_are_those_on_arrays():

@@ -7,8 +7,9 @@ after it. So iterations come in groups of five,
     w <- a P(w) + b w + e anchor            four times; then the residual, and a decision
 
 and the graph of one group serves all of them. The host reads nothing but which images restart
-next, and not even that in relaxed iterations, which restart at fixed times. A restart reads all
-dual variables several times: groups without restarts have graphs of their own.
+next, and not even that in relaxed iterations, which restart at fixed times: several groups of those
+are one graph. A restart reads all dual variables several times: groups without restarts have graphs
+of their own.
 """
 
 from __future__ import annotations
@@ -68,21 +69,20 @@ class Groups:
     def run(self, iterations: int, memory: RestartMemory) -> RestartMemory:
         """Iterate; the counters after that."""
         group, images = self.group, self._images
-        for left in range(iterations, 0, -TEST_EVERY):
-            total = memory.total.numpy()[images]
+        one = int(images.argmax())  # of those that iterate: relaxed ones are alike
+        total, due = int(memory.total[one]), bool(memory.restart_next[one])
+        plan, due = group.rules.relaxed_plan(total, due, iterations)
+        if plan:
+            self._launch(Group.relaxed, *plan)
+            # The same for all images, and known without their residuals.
+            memory = group.rules.relaxed_on(memory, plan, due)
+        for _ in range(TEST_EVERY * len(plan), iterations, TEST_EVERY):
+            if (memory.total.numpy()[images] == group.rules.relaxed).any():
+                group.take(memory)
             due = bool(memory.restart_next.numpy()[images].any())
-            if (total < group.rules.relaxed).all():
-                if due:
-                    group.total.fill_(float(total[0]) + 1)
-                self._launch(Group.relaxed, due, left == TEST_EVERY)
-                # The same for all images, and known without their residuals.
-                memory = group.rules.relaxed_on(memory, TEST_EVERY)
-            else:
-                if (total == group.rules.relaxed).any():
-                    group.take(memory)
-                first = not due and bool((memory.inner.numpy()[images] == 0).any())
-                self._launch(Group.halpern, due, first)
-                memory = RestartMemory.unpacked(group.numbers.cpu())
+            first = not due and bool((memory.inner.numpy()[images] == 0).any())
+            self._launch(Group.halpern, due, first)
+            memory = RestartMemory.unpacked(group.numbers.cpu())
         return memory
 
     def _launch(self, function: Callable[..., None], *flags: bool) -> None:
@@ -123,7 +123,7 @@ class Group:
         self.sigma = Blocks({name: x.new_ones(batch) for name in buffers.v})
         self._active = torch.ones(batch, dtype=torch.bool, device=x.device)
         self.numbers = RestartMemory.at_start(batch).packed().to(x.device)
-        self.total = self.numbers[1]  # set by the host before a relaxed restart
+        self._total = self.numbers[1]
         self._mixes = x.new_tensor([RESTART, RELAXED])
 
     @property
@@ -154,18 +154,18 @@ class Group:
         """Take over counters."""
         self.numbers.copy_(memory.packed(), non_blocking=True)
 
-    def relaxed(self, restart: bool, observed: bool) -> None:
-        """Five relaxed iterations; ``restart``: of all images, in the first one."""
-        self._buffers.clock.zero_()
-        if not restart:
-            self._iterate(TEST_EVERY, observed)
-            return
+    def relaxed(self, *plan: bool) -> None:
+        """Groups of five relaxed iterations, some with a restart of all images in the first one."""
         first = self._buffers.table[0, :, MIX]
-        first.copy_(self._mixes[0])
-        self._iterate(1, True)
-        self._restart(self._active, self.total)
-        first.copy_(self._mixes[1])
-        self._iterate(TEST_EVERY - 1, observed)
+        for left, restart in zip(range(len(plan), 0, -1), plan, strict=True):
+            self._buffers.clock.zero_()
+            if restart:
+                first.copy_(self._mixes[0])
+                self._iterate(1, True)
+                self._restart(self._active, self._total + 1)
+                first.copy_(self._mixes[1])
+            self._iterate(TEST_EVERY - restart, left == 1)
+            self._total.add_(TEST_EVERY)
 
     def halpern(self, restart: bool, first: bool) -> None:
         """Five reflected Halpern iterations; ``restart``: of some images, in the first one.

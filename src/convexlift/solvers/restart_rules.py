@@ -205,13 +205,29 @@ class RestartRules:
         """As ``counted``, for numbers on any device."""
         return RestartMemory(*self._counted(tuple(vars(memory).values()), r, count))
 
-    def relaxed_on(self, memory: RestartMemory, count: int) -> RestartMemory:
-        """The state after relaxed iterations, of which only the first may be a restart."""
-        restarted = memory.restart_next.long()
-        total = memory.total + count
-        inner = (memory.inner + 1) * (1 - restarted) + (count - 1)
-        due = torch.from_numpy(np.asarray(self._relaxed_restart_due(total.numpy())))
-        return RestartMemory(inner, total, due, memory.residual_at_restart, memory.residual_at_test)
+    def relaxed_plan(self, total: int, due: bool, limit: int) -> tuple[list[bool], bool]:
+        """Which of the next groups of ``TEST_EVERY`` relaxed iterations begin with a restart.
+
+        From ``total`` iterations on, with a restart if ``due``, for at most ``limit`` iterations.
+        And whether the iteration after them is a restart.
+        """
+        plan: list[bool] = []
+        while len(plan) * TEST_EVERY < limit and total < self.relaxed:
+            plan.append(due)
+            total += TEST_EVERY
+            due = bool(self._relaxed_restart_due(total))
+        return plan, due
+
+    def relaxed_on(self, memory: RestartMemory, plan: list[bool], due: bool) -> RestartMemory:
+        """The state after a ``relaxed_plan``, the same for all images."""
+        count = TEST_EVERY * len(plan)
+        inner = memory.inner + count
+        if any(plan):
+            since = plan[::-1].index(True) + 1
+            inner = torch.full_like(inner, TEST_EVERY * since - 1)
+        residuals = memory.residual_at_restart, memory.residual_at_test
+        next_one = torch.full_like(memory.restart_next, due)
+        return RestartMemory(inner, memory.total + count, next_one, *residuals)
 
     def _counted(self, numbers: tuple[Any, ...], r: Any, count: int) -> tuple[Any, ...]:
         inner, total, restart, at_restart, at_test = numbers
