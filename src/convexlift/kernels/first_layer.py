@@ -28,7 +28,10 @@ TILE, LOW_TILE = (4 * WARPS, 32), (2 * WARPS, 32)
 """Rows and columns of a program, whose threads handle the 4 or 2 pixels of a column."""
 FEW = 256
 """Tiles that leave a large GPU idle, where twice as many low ones are faster (measured)."""
-NAMES = ("primal_step", "dual_step", "one_pass", "moved_anchor")
+ITERATION = ("primal_step", "dual_step", "moved_anchor", "counted", "rebalanced")
+"""Kernels of iterations and restarts."""
+NAMES = (*ITERATION, "one_pass")
+FILES = ("first_layer.cu", "dual_step.cu", "restart_rules.cu")
 LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""
 LARGEST = 2**31
@@ -109,6 +112,7 @@ def _cached(key: str, compile: Callable[[], bytes]) -> bytes:
     return binary
 
 
+@cache
 def source(
     filters: torch.Size,
     *,
@@ -133,5 +137,5 @@ def source(
 @cache
 def _text() -> str:
     folder = resources.files(__package__)
-    files = (folder.joinpath(name) for name in ("first_layer.cu", "dual_step.cu"))
+    files = (folder.joinpath(name) for name in FILES)
     return "".join(file.read_text(encoding="utf-8") for file in files)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.solvers.compiled_restarts import CompiledGroup
 from convexlift.solvers.copies import clone_blocks, copy_all, copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
@@ -84,7 +85,8 @@ class Machine:
         """Groups of iterations with restarts of this kind."""
         if (kind := restarts.kind_of) not in self._groups:
             parts = self.buffers, self.layer, self.pixels, self.rest
-            group = Group(self.buffers, self.layer, partial(_launch, *parts), restarts)
+            kind_of_group = Group if self.layer.compiled is None else CompiledGroup
+            group = kind_of_group(self.buffers, self.layer, partial(_launch, *parts), restarts)
             self._groups = {kind: Groups(group, Replayed)}  # in place of others, which are large
         return self._groups[kind]
 

@@ -311,7 +311,7 @@ class FirstLayer:
                     biased=biased,
                     aligned=operator.input_shape[-1] % 4 == 0,
                 )
-                for name in ("primal_step", "dual_step", "moved_anchor")
+                for name in first_layer.ITERATION
             }
             compiled = None if None in found.values() else found
             if compiled is None:

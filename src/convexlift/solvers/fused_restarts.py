@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.kernels import first_layer
 from convexlift.kernels.availability import kernel_module
 from convexlift.solvers.copies import copy_blocks
 from convexlift.solvers.coupling import Coupling
@@ -73,7 +72,7 @@ class Groups:
         total, due = int(memory.total[one]), bool(memory.restart_next[one])
         plan, due = group.rules.relaxed_plan(total, due, iterations)
         if plan:
-            self._launch(Group.relaxed, *plan)
+            self._launch(group.relaxed, *plan)
             # The same for all images, and known without their residuals.
             memory = group.rules.relaxed_on(memory, plan, due)
         for _ in range(TEST_EVERY * len(plan), iterations, TEST_EVERY):
@@ -81,14 +80,14 @@ class Groups:
                 group.take(memory)
             due = bool(memory.restart_next.numpy()[images].any())
             first = not due and bool((memory.inner.numpy()[images] == 0).any())
-            self._launch(Group.halpern, due, first)
+            self._launch(group.halpern, due, first)
             memory = RestartMemory.unpacked(group.numbers.cpu())
         return memory
 
     def _launch(self, function: Callable[..., None], *flags: bool) -> None:
-        key = function, *flags
+        key = function.__name__, *flags
         if key not in self._graphs:
-            self._graphs[key] = self._replayed(partial(function, self.group, *flags))
+            self._graphs[key] = self._replayed(partial(function, *flags))
         self._graphs[key]()
 
 
@@ -224,15 +223,9 @@ class Group:
             size, given = part[0].numel(), (part, origin[name], anchor[name])
             programs = -(-size // (ROUNDS * BLOCK))
             squares = part.new_zeros((len(part), programs, 2))
-            if (compiled := self._layer.compiled) is not None:
-                compiled["moved_anchor"](
-                    grid=(programs, len(part), 1), block=first_layer.BLOCK,
-                    args=[*given, squares, flags, size, ROUNDS * BLOCK],
-                )  # fmt: skip
-            else:
-                kernel_module("restart").moved_anchor[(programs, len(part))](
-                    *given, squares, flags, size, ROUNDS=ROUNDS, BLOCK=BLOCK
-                )
+            kernel_module("restart").moved_anchor[(programs, len(part))](
+                *given, squares, flags, size, ROUNDS=ROUNDS, BLOCK=BLOCK
+            )
             lengths = squares.sum(1, dtype=torch.float64).sqrt().to(part.dtype)
             far[name], near[name] = lengths.unbind(1)
         return Blocks(far), Blocks(near)
