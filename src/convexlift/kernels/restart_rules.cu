@@ -27,23 +27,19 @@ __device__ __forceinline__ double sum_of_tiles(const float* parts, int tiles, in
     return sum_of_threads(sum, here);
 }
 
-// Counts `count` iterations, the last of them `measured` by its squared moves, and decides about a restart.
+// Counts `count` iterations, if any, and decides about a restart from the squared moves of the last one.
 // Then writes the coefficients of iterations from `row` on; those of the first row follow a decision that
 // was made before, and `restarts` says for which images.
 __global__ void __launch_bounds__(THREADS) counted(
     double* numbers, const float* moved_u, const float* moved_v, const float* tau, const float* sigma,
     float* table, unsigned char* restarts, const unsigned char* active,
     double relaxed, double sufficient, double necessary, double too_long, double relaxation,
-    int first, int every, int tiles_u, int tiles_v, int columns, int count, int measured, int row)
+    int first, int every, int tiles_u, int tiles_v, int columns, int count, int row)
 {
     const Place here(1, 1);
     const Rules rules = {relaxed, sufficient, necessary, too_long, first, every};
     const int image = here.image, batch = gridDim.y;
-    double u = 0.0, v = 0.0;
-    if (measured) {
-        u = sum_of_tiles(moved_u, tiles_u, 1, here);
-        v = sum_of_tiles(moved_v, tiles_v, 1, here);
-    }
+    const double u = sum_of_tiles(moved_u, tiles_u, 1, here), v = sum_of_tiles(moved_v, tiles_v, 1, here);
     if (here.thread) return;
     double* mine = numbers + image;
     double inner = mine[0], total = mine[batch];
@@ -52,15 +48,12 @@ __global__ void __launch_bounds__(THREADS) counted(
         inner = next ? 0.0 : inner + count;
         total += count;
         const bool tested = rules.tests(inner, total);
-        next = tested && total <= relaxed;
-        if (measured) {
-            const double now = sqrt(u / tau[image] + v / sigma[image]);
-            const double at_restart = mine[3 * batch], before = mine[4 * batch];
-            const bool due = inner != 1.0 && rules.restarts(now, before, at_restart, inner, total);
-            next = tested && (total <= relaxed || due);
-            if (inner == 1.0) mine[3 * batch] = now;
-            if (tested) mine[4 * batch] = now;
-        }
+        const double now = sqrt(u / tau[image] + v / sigma[image]);
+        const double at_restart = mine[3 * batch], before = mine[4 * batch];
+        const bool due = inner != 1.0 && rules.restarts(now, before, at_restart, inner, total);
+        next = tested && (total <= relaxed || due);
+        if (inner == 1.0) mine[3 * batch] = now;
+        if (tested) mine[4 * batch] = now;
         mine[0] = inner;
         mine[batch] = total;
         mine[2 * batch] = next;

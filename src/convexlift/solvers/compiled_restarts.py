@@ -36,6 +36,8 @@ PART = ROUNDS * BLOCK
 class CompiledGroup(Group):
     """Five iterations for one primal and one dual block, with kernels for the layer."""
 
+    decides = True
+
     def __init__(
         self,
         buffers: Buffers,
@@ -59,28 +61,24 @@ class CompiledGroup(Group):
         else:
             self._dual_weight.fill_(weight)
 
-    def halpern(self, restart: bool, first: bool) -> None:
-        """As in ``Group``."""
-        self._buffers.clock.zero_()
-        self._count(0, measured=False, row=0)
-        done = 0
-        if restart:
+    def several(self, groups: int) -> None:
+        """A restart costs little if no image restarts; so there is one in every group."""
+        for _ in range(groups):
+            self._buffers.clock.zero_()
+            self._count(0, row=0)
             self._iterate(1, True)
-            self._count(1, measured=False, row=1)
+            self._count(1, row=1)
             self._rebalance(self._flags, more=0)
-            done = 1
-        if restart or first:
-            self._iterate(1, True)
-            self._count(1, measured=True)
-            done += 1
-        self._iterate(TEST_EVERY - done, True)
-        self._count(TEST_EVERY - done, measured=True)
+            for count in (1, TEST_EVERY - 2):
+                self._iterate(count, True)
+                self._count(count)
 
     def _restart(self, images: Tensor, total: Tensor) -> None:
         """Of relaxed iterations, which are counted afterwards."""
         self._rebalance(images, more=1)
 
-    def _count(self, count: int, *, measured: bool, row: int = TEST_EVERY) -> None:
+    def _count(self, count: int, row: int = TEST_EVERY) -> None:
+        """Count iterations, decide, and write the coefficients of those from ``row`` on."""
         b, name = self._buffers, self._layer.name
         moved = b.moved["x"], b.moved[name]
         self._launch(
@@ -88,7 +86,7 @@ class CompiledGroup(Group):
             [self.numbers, *moved, self.tau["x"], self.sigma[name], b.table, self._flags,
              self._active, float(self.rules.relaxed), SUFFICIENT, NECESSARY, LONG, RELAXATION,
              FIRST, TEST_EVERY, *(part.shape[1] for part in moved), b.table.shape[-1],
-             count, int(measured), row],
+             count, row],
         )  # fmt: skip
 
     def _rebalance(self, images: Tensor, *, more: int) -> None:

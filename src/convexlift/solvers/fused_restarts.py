@@ -75,9 +75,13 @@ class Groups:
             self._launch(group.relaxed, *plan)
             # The same for all images, and known without their residuals.
             memory = group.rules.relaxed_on(memory, plan, due)
-        for _ in range(TEST_EVERY * len(plan), iterations, TEST_EVERY):
-            if (memory.total.numpy()[images] == group.rules.relaxed).any():
-                group.take(memory)
+        left = iterations // TEST_EVERY - len(plan)
+        if left and (memory.total.numpy()[images] == group.rules.relaxed).any():
+            group.take(memory)
+        if left and group.decides:
+            self._launch(group.several, left)
+            return RestartMemory.unpacked(group.numbers.cpu())
+        for _ in range(left):
             due = bool(memory.restart_next.numpy()[images].any())
             first = not due and bool((memory.inner.numpy()[images] == 0).any())
             self._launch(group.halpern, due, first)
@@ -92,7 +96,13 @@ class Groups:
 
 
 class Group:
-    """Five iterations on the buffers of a machine; all other numbers they need are here."""
+    """Five iterations on the buffers of a machine; all other numbers they need are here.
+
+    Attributes:
+        decides: whether groups of Halpern iterations follow one another without the host.
+    """
+
+    decides = False
 
     def __init__(
         self,
@@ -190,6 +200,10 @@ class Group:
         self._iterate(TEST_EVERY - done, True)
         memory = rules.counted_there(memory, self._residual(), TEST_EVERY - done)
         self.take(memory)
+
+    def several(self, groups: int) -> None:
+        """Groups of five reflected Halpern iterations, if the group ``decides``."""
+        raise NotImplementedError
 
     def _mixed(self, memory: RestartMemory, count: int) -> Tensor:
         mixed = self.rules.coefficients(memory.inner, memory.total, count)
