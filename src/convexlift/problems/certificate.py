@@ -216,27 +216,11 @@ Judged = tuple[Evaluation | None, Scopes[Blocks]]
 def judged(
     both: InBoth, x: Tensor, duals: Blocks | None, tolerance: float, evaluated: bool = False
 ) -> tuple[Judged, tuple[Tensor, ...]]:
-    """What a check reads of ``judge``.
-
-    As numbers: whether x is finite, the objective and its two parts, the gaps of both bounds; and
-    of several layers, whether the last one is saturated.
-    """
+    """What a check reads of ``judge``, and its ``Evaluation.numbers``."""
     evaluation, bounds = judge(both.problem, x, duals, tolerance)
     witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
-    numbers = numbers_of(evaluation, bounds.everywhere.gap, bounds.near.gap)
+    numbers = evaluation.numbers(bounds.everywhere.gap, bounds.near.gap)
     return (evaluation.on(None) if evaluated else None, witnesses), numbers
-
-
-def numbers_of(
-    evaluation: Evaluation, everywhere: Tensor | None = None, near: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """The numbers of ``judged``; gaps are infinite without bounds."""
-    finite = torch.isfinite(evaluation.x).flatten(1).all(1)
-    values = evaluation.objective, evaluation.data_term, evaluation.regularizer
-    none = torch.full_like(evaluation.objective, math.inf)
-    gaps = (none if gap is None else gap for gap in (everywhere, near))
-    saturated = () if (found := evaluation.saturated) is None else (found,)
-    return finite, *values, *gaps, *saturated
 
 
 def dual_images(both: InBoth, x: Tensor, duals: Blocks) -> tuple[Tensor | None, tuple[Tensor, ...]]:

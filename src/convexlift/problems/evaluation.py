@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass
@@ -39,12 +40,16 @@ class Evaluation:
         """Whether the layers were kept."""
         return self._layers is not None
 
-    @property
-    def saturated(self) -> Tensor | None:
-        """Whether all units of the last of several layers have their steepest slope, (B,)."""
+    def numbers(self, everywhere: Tensor, near: Tensor) -> tuple[Tensor, ...]:
+        """Whether x is finite, the objective and its two parts, and two gaps; (B,) each.
+
+        And of several layers, whether all units of the last one have their steepest slope.
+        """
         assert self._network is not None
+        finite = torch.isfinite(self.x).flatten(1).all(1)
+        found = finite, self.objective, self.data_term, self.regularizer, everywhere, near
         several = len(self._network.layers) > 1
-        return self._network.saturated(self.last) if several else None
+        return (*found, self._network.saturated(self.last)) if several else found
 
     @property
     def last(self) -> Tensor:

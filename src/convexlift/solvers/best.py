@@ -85,7 +85,8 @@ class Best:
 
     def images(self) -> Tensor:
         """The images to make claims about."""
-        return choose_images(self._prefer_local(), self.local_x, self.x)
+        chosen: Tensor = choose_images(self._prefer_local(), self.local_x, self.x)
+        return chosen
 
     def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Objectives, lower bounds and relative gaps of the ``images``."""

@@ -57,17 +57,23 @@ class ChannelCoupling(ScaledCoupling):
         if others or not alike or len(layer.shape) != 3:
             return None
         sizes = _response_sizes(layer.operators[IMAGE], problem)
-        d = torch.where(sizes > 0, weights / sizes, 0.0)
-        d = d / d.max()
-        # One number, for which a GPU makes the host wait; NaN if all weights are 0.
-        middle = float(torch.where(d > 0, d, math.nan).nanmedian())
-        return d.clamp_min(LEAST) if middle * SPREAD < 1 else None
+        # On the CPU: a GPU takes longer for a few numbers, and the host would wait for it.
+        d = _relative(weights.cpu(), sizes)
+        middle = float(torch.where(d > 0, d, math.nan).nanmedian())  # NaN if all weights are 0
+        if not middle * SPREAD < 1:
+            return None
+        return _relative(weights, sizes.to(weights.device)).clamp_min(LEAST)
+
+
+def _relative(weights: Tensor, sizes: Tensor) -> Tensor:
+    d = torch.where(sizes > 0, weights / sizes, 0.0)
+    return d / d.max()
 
 
 def _response_sizes(V: LinearOperator, problem: VariationalProblem) -> Tensor:
-    """|V_k|, (1, C, 1, 1)."""
+    """|V_k|, (1, C, 1, 1), on the CPU."""
     if V.convolution is not None:
-        return V.convolution.weight.square().sum((1, 2, 3)).sqrt().reshape(1, -1, 1, 1)
+        return V.convolution.weight.cpu().square().sum((1, 2, 3)).sqrt().reshape(1, -1, 1, 1)
     noise = torch.randn(problem.image_shape, generator=torch.Generator().manual_seed(0))
     responses = V(noise[None].to(problem.fidelity.y)).square()
-    return responses.mean(tuple(range(2, responses.ndim)), keepdim=True).sqrt()
+    return responses.mean(tuple(range(2, responses.ndim)), keepdim=True).sqrt().cpu()

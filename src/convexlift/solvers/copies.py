@@ -13,7 +13,7 @@ from convexlift.tensors import Blocks
 def copy_all(held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """Copy the values of tensors into others of their shapes."""
     if held:
-        torch._foreach_copy_(held, given)
+        torch._foreach_copy_(tuple(held), tuple(given))
 
 
 def clones(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -303,16 +303,11 @@ class FirstLayer:
             biased = bias is not None and bias.numel() > len(weight)
             found = {
                 name: first_layer.compiled(
-                    name,
-                    weight.device,
-                    weight.shape,
-                    tile=tile,
-                    coarse=coarse,
-                    biased=biased,
+                    name, weight.device, weight.shape, tile=tile, coarse=coarse, biased=biased,
                     aligned=operator.input_shape[-1] % 4 == 0,
                 )
                 for name in first_layer.ITERATION
-            }
+            }  # fmt: skip
             compiled = None if None in found.values() else found
             if compiled is None:
                 tile = TILE if weight[0].numel() <= LARGE_FILTER else SMALL_TILE

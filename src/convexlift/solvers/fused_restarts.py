@@ -88,10 +88,10 @@ class Groups:
             memory = RestartMemory.unpacked(group.numbers.cpu())
         return memory
 
-    def _launch(self, function: Callable[..., None], *flags: bool) -> None:
-        key = function.__name__, *flags
+    def _launch(self, function: Callable[..., None], *given: int) -> None:
+        key = function.__name__, *given
         if key not in self._graphs:
-            self._graphs[key] = self._replayed(partial(function, *flags))
+            self._graphs[key] = self._replayed(partial(function, *given))
         self._graphs[key]()
 
 

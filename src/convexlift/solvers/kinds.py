@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import cache, cached_property
-from types import BuiltinFunctionType, FunctionType, NoneType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from convexlift.tensors import Blocks, is_own
 
-PLAIN = str | int | Enum | torch.dtype | torch.device | torch.Size | BuiltinFunctionType | NoneType
+PLAIN = (str, int, Enum, torch.dtype, torch.device, torch.Size, BuiltinFunctionType, type(None))
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 BOOKKEEPING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 """Hooks and flags of modules, which no operator depends on."""
@@ -39,7 +39,7 @@ def kind_of(value: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Ten
 
 
 def _describe(value: Any, device: torch.device, words: list[Any], tensors: list[Tensor]) -> None:
-    kind = type(value)
+    kind: Any = type(value)
     sort = _sort(kind)
     if sort is Sort.TENSOR:
         if value.layout is not torch.strided:
@@ -84,7 +84,7 @@ def rebuilt(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
         return nn.Parameter(next(tensors), requires_grad=False)
     if isinstance(value, Tensor):
         return next(tensors) if value.device == device else value
-    if isinstance(value, float | PLAIN | FunctionType):
+    if isinstance(value, (float, *PLAIN, FunctionType)):
         return value
     parts = {name: rebuilt(part, tensors, device) for name, part in _parts(value).items()}
     if isinstance(value, tuple | list):
@@ -102,7 +102,7 @@ def builder(value: Any, device: torch.device) -> Callable[[Iterator[Tensor]], An
     """``rebuilt`` for one object and any tensors, several times as fast."""
     if isinstance(value, Tensor):
         return next if value.device == device else lambda _: value
-    if isinstance(value, float | PLAIN | FunctionType):
+    if isinstance(value, (float, *PLAIN, FunctionType)):
         return lambda _: value
     parts = [(name, builder(part, device)) for name, part in _parts(value).items()]
     if isinstance(value, tuple | list):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import dual_images, judged, numbers_of
+from convexlift.problems.certificate import dual_images, judged
 from convexlift.problems.claims import (
     Claim,
     Guarantee,
@@ -163,7 +163,8 @@ class Ledger:
             evaluation = self.problem.evaluate(x)
             flat = self._flat(evaluation, iteration)
             if flat is None or not (self.active & flat).any():
-                return x, flat, None, on_the_host(*numbers_of(evaluation))
+                unknown = torch.full_like(evaluation.objective, math.inf)
+                return x, flat, None, on_the_host(*evaluation.numbers(unknown, unknown))
         judging = judging or self._replays.launched(judged, x, state.duals, *self._wanted)
         (found, witnesses), numbers = judging()
         if bool((numbers[1] == math.inf).any()):

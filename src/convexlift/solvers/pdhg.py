@@ -356,8 +356,8 @@ def started(
     both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
 ) -> tuple[tuple[Blocks, ...], tuple[Tensor, ...]]:
     """u, v, tau and sigma of ``RestartedPDHG.replayed_start``, and its number if ``headless``."""
-    problem, numbers = both.problem, ()
-    x = problem.initial_image()
+    problem, x = both.problem, both.problem.initial_image()
+    numbers: tuple[Tensor, ...] = ()
     if headless and (head := SaturatedHead.of(problem)) is not None:
         numbers = (problem.network.saturated(problem.network.hidden(x).a[-1]),)
         problem = head.problem

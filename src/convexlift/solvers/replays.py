@@ -311,7 +311,7 @@ class Fetched:
 
     def __init__(self, numbers: Tensor) -> None:
         self._host = numbers.to("cpu", non_blocking=True, copy=True)
-        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
+        self._arrived = torch.cuda.Event() if numbers.is_cuda else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
             self._arrived.record()
 
