@@ -14,6 +14,7 @@ gave it.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -90,7 +91,9 @@ def captured(launch: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         try:
             results = launch()
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # report the first error, not this one
+            # Report the first error, not another one, nor a warning that the graph is empty.
+            with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 graph.capture_end()
             raise
         graph.capture_end()
