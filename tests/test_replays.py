@@ -213,6 +213,42 @@ def test_decisions_that_change_are_taken_anew(graphs):
 
 
 @torch.no_grad()
+def test_numbers_are_waited_for_later():
+    """Also if another call comes first, and if the decision turns out to be another one."""
+    problem = stated()
+    tool, y = Replays(InBoth(problem)), problem.fidelity.y
+    small, large, smaller = y / 2, y + 1, y / 4
+    for _ in range(3):
+        tool(doubled, small, 2.0)
+    pending = {x: tool.launched(doubled, x, 2.0) for x in (small, large, smaller)}
+    for x, waited in pending.items():
+        (found, same), (total,) = waited()
+        assert torch.equal(found, 2 * x if x is large else x + y)
+        assert same is x
+        assert torch.equal(total, x.flatten(1).sum(1).double())
+
+
+def two_layers() -> cl.VariationalProblem:
+    data = cl.SquaredL2(torch.rand(2, 1, 16, 16))
+    return cl.VariationalProblem(fidelity=data, regularizer=baseline(), weight=0.2, box=(0, 1))
+
+
+@pytest.mark.parametrize("made", [stated, two_layers])
+@torch.no_grad()
+def test_a_replayed_start_is_the_ordinary_one(made, graphs):
+    problem = made()
+    calls = Replays(InBoth(problem))
+    solver = cl.PDHG().solver(problem)
+    expected = solver.start(problem.initial_image())
+    for _ in range(3):
+        state = solver.first(calls)
+        assert torch.equal(state.x, expected.x)
+        for name, part in expected.duals.items():
+            assert torch.equal(state.duals[name], part)
+    assert graphs.captures == 1
+
+
+@torch.no_grad()
 def test_nothing_is_shared_with_the_copies():
     problem = stated()
     tool, x = Replays(InBoth(problem)), torch.rand_like(problem.fidelity.y)
