@@ -9,12 +9,12 @@ import convexlift as cl
 from convexlift.solvers.pdhg import RestartedPDHG
 
 
-def stated(fidelity=cl.SquaredL2, batch=3) -> cl.VariationalProblem:
+def stated(scales=(0.1, 1.0, 0.5)) -> cl.VariationalProblem:
     torch.manual_seed(0)
     network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.01)
-    y = torch.rand(batch, 1, 12, 16) * torch.tensor([0.1, 1.0, 0.5])[:batch, None, None, None]
+    y = torch.rand(len(scales), 1, 12, 16) * torch.tensor(scales)[:, None, None, None]
     return cl.VariationalProblem(
-        fidelity=fidelity(y), regularizer=network, weight=0.2, box=(0, 1),
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=0.2, box=(0, 1),
         operator=cl.Mask(torch.rand(12, 16) > 0.3),
     )  # fmt: skip
 
@@ -55,8 +55,18 @@ def test_solutions_are_the_same(stop, launched, monkeypatch):
     assert set(launched) <= set(calls)
 
 
+def test_an_image_that_is_solved_at_the_start_stays_there(launched, monkeypatch):
+    problem, stop = stated(), cl.StopWhen(gap=1e-2)
+    start = problem.initial_image()
+    start[0] = cl.solve(problem, stop=cl.StopWhen(gap=1e-6)).x[0]
+    ahead = cl.solve(problem, stop=stop, start=start)
+    assert ahead.iterations[0] == 0 < ahead.iterations[1]
+    monkeypatch.setattr(RestartedPDHG, "runs_ahead", lambda self, state: False)
+    assert_same(ahead, cl.solve(problem, stop=stop, start=start))
+
+
 def test_nothing_is_launched_beyond_the_expected_end(launched):
-    solution = cl.solve(stated(batch=1), stop=cl.StopWhen(gap=1e-3))
+    solution = cl.solve(stated((1.0,)), stop=cl.StopWhen(gap=1e-3))
     assert max(launched) < int(solution.iterations.max())
 
 

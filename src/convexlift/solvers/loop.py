@@ -150,6 +150,7 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
         judging = ledger.judging(iteration, state)
         ahead = _ahead(ledger, solver, stop, iteration, state)
         wanted = ledger.check(iteration, state, judging)
+        ahead = ahead if ledger.active.all() else None  # not of images that have ended
         while ledger.active.any() and wanted:
             if iteration == stop.max_iterations:
                 ledger.end(Status.ITERATION_LIMIT)
