@@ -90,5 +90,5 @@ def pulled(problem: VariationalProblem, x: Tensor) -> Tensor:
         e = (1 + BEYOND) * (f.prox(w, nothing) - w)
         x, before = problem.bounds.project(ahead + A.adjoint(e) / norm**2), x
         ahead = problem.bounds.project(x + k / (k + 3) * (x - before))
-    found = choose_images(done, found, x)
-    return found
+    nearest: Tensor = choose_images(done, found, x)
+    return nearest
