@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 
 import convexlift as cl
 from convexlift.problems.data_bound import can_hold_everywhere
-from convexlift.problems.domains import moved_inside
+from convexlift.problems.domains import moved_inside, moved_towards
 
 SHARP = torch.tensor([[-0.2, 0.4, -0.2], [0.3, 1.0, 0.1], [-0.3, 0.2, -0.1]], dtype=torch.float64)
 EDGY = torch.tensor([[0.9, 0.3, -0.6]], dtype=torch.float64)
@@ -202,8 +202,24 @@ def test_images_are_moved_into_the_domain_no_farther_than_needed(share):
     )
     outside = problem.evaluate(x)
     assert outside.objective.isinf().tolist() == [True, False]
-    moved = moved_inside(problem, outside, (torch.ones_like(x),))
+    moved = moved_towards(problem, x, (torch.ones_like(x),))
     assert problem.evaluate(moved).objective.isfinite().all()
     assert torch.equal(moved[1], x[1])
     taken = (moved - x)[0, 0, 3, 4] / (1 - x)[0, 0, 3, 4]
     assert share <= float(taken) <= 1.06 * share
+
+
+def test_images_outside_the_domain_at_many_places_move_little():
+    """One datum far outside: only the pixels that it sees have to move far."""
+    A = cl.Blur(SHARP, "circular").to(dtype=torch.float64)
+    problem = stated(A, cl.KullbackLeibler(A(images(1, 1, 9, 9) + 1)), (0.0, None))
+    x = images(1, 1, 9, 9) + 0.5
+    x[..., 4, 4], x[..., 4, 5] = 0.0, 4.0
+    outside = problem.evaluate(x)
+    assert float(outside.objective) == math.inf
+    place = torch.ones_like(x)
+    moved = moved_inside(problem, outside, (place,))
+    assert float(problem.objective(moved)) < math.inf
+    worst = float(-outside.prediction.min())
+    assert float((moved - x).abs().max()) < 3 * worst
+    assert float((moved - x)[..., 0:2, :].abs().max()) < 0.1 * worst  # far away

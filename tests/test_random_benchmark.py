@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from benchmarks.random_problems import Kind, kinds_of
+from benchmarks.random_problems import Kind, kinds_of, nothing_explains
 from convexlift.networks import Convolution
 
 STOP = cl.StopWhen(gap=1e-3, max_iterations=60)
@@ -52,3 +52,16 @@ def test_optima_of_zero_are_found(offset, kind):
     start = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(0))
     solution = cl.solve(problem, stop=STOP, start=start)
     assert kinds_of(problem, solution, 1e-3) == [kind]
+
+
+@pytest.mark.parametrize(("taps", "kind"), [((0.2, -0.9), Kind.IMPOSSIBLE), ((0.9, -0.2), None)])
+def test_counts_that_no_image_explains_are_found(taps, kind):
+    """A x >= 0 for (A x)_i = 0.2 x_i - 0.9 x_{i+1} on a circle asks for x = 0."""
+    A = cl.Blur(torch.tensor([[0.0, *taps]]), "circular")
+    problem = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(torch.ones(1, 1, 1, 5)), operator=A,
+        regularizer=cl.TotalVariation(), weight=0.1, box=(0, None),
+    )  # fmt: skip
+    assert nothing_explains(problem, 0) == (kind is not None)
+    if kind is not None:
+        assert kinds_of(problem, cl.solve(problem, stop=STOP), 1e-3) == [kind]

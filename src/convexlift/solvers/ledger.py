@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +16,6 @@ from convexlift.problems.claims import (
     Claim,
     Guarantee,
     last_digit,
-    proved,
     stated,
     unpacked,
 )
@@ -29,6 +27,7 @@ from convexlift.problems.minorant import duals_determine_images
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.best import Best
+from convexlift.solvers.confirmations import confirmed
 from convexlift.solvers.method import State
 from convexlift.solvers.replays import Pending, Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
@@ -43,8 +42,6 @@ from convexlift.tensors import (
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
-INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
-"""Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
 USUAL = 0.1
 """How much a gap shrinks from check to check, as long as nothing is known (measured)."""
 PATIENCE, PROGRESS = 3, 0.5
@@ -181,14 +178,25 @@ class Ledger:
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
         return (squares < self.steepest**2).cpu()
 
+    @property
+    def x(self) -> Tensor:
+        """The best images so far."""
+        return self._best.x
+
     def doubtful(self, *, wary: bool) -> bool:
         """Whether some gap below 1 has not halved in the last checks, or need not if ``wary``."""
-        records = self.history.records
-        if self.tolerance is None or (not wary and len(records) <= PATIENCE):
+        if self.tolerance is None:
             return False
-        now = records[-1].gap
-        slow = now < 1 if wary else now > PROGRESS * records[-1 - PATIENCE].gap
-        return bool((self.active & (now < 1) & slow).any())
+        slow = self.active if wary else self.stalled
+        return bool((slow & (self.history.records[-1].gap < 1)).any())
+
+    @property
+    def stalled(self) -> Tensor:
+        """A mask of the active images whose gap has not halved in the last checks."""
+        records = self.history.records
+        if self.tolerance is None or len(records) <= PATIENCE:
+            return torch.zeros_like(self.active)
+        return self.active & ~(records[-1].gap <= PROGRESS * records[-1 - PATIENCE].gap)
 
     def end(self, status: Status, images: Tensor | None = None) -> None:
         """Give the active images (among ``images``) their final status."""
@@ -304,20 +312,22 @@ class Ledger:
                 self.status[i] = Status.PRECISION_LIMIT
 
     def _repair(self) -> None:
-        """Better dual variables for the best images, whose bounds a one-sided box weakens."""
+        """Better dual variables for the best images, whose bounds a one-sided box weakens.
+
+        From those of the best bound, and from the last ones: while no bound holds everywhere, the
+        best one may be as old as the first check.
+        """
         x = self._best.x
-        (_, witnesses), numbers = self._replays(judged, x, self._best.witness, math.inf)
-        _, objective, _, _, *gaps = numbers[:6]
-        self._best.take_bounds(x, objective, objective.isfinite(), None, witnesses, *gaps)
+        for duals in (self._best.witness, self.state.duals):
+            if duals is not None:
+                (_, witnesses), numbers = self._replays(judged, x, duals, math.inf)
+                _, objective, _, _, *gaps = numbers[:6]
+                self._best.take_bounds(x, objective, objective.isfinite(), None, witnesses, *gaps)
 
     def _claim(
         self, images: list[int], replays: Replays, rows: Tensor | slice
     ) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
-        """Rigorous claims about the best of these images so far, with their bounds and gaps.
-
-        Count data have a domain. Rounding may put an image on its boundary outside, where the
-        objective is infinite; a slight move towards another image brings it back inside.
-        """
+        """Rigorous claims about the best of these images so far, with their bounds and gaps."""
         best, witness = self._best.images(), self._best.witness
         assert witness is not None
         if not self.rigorous:
@@ -325,16 +335,11 @@ class Ledger:
             return
         wanted = list(range(len(images))) if isinstance(rows, Tensor) else images
         best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
-        tolerance, x = self.tolerance or 0.0, best
-        found, numbers = replays(proved, x, witness, tolerance)
-        fine = numbers[0].isfinite()
-        moves = () if bool(fine.all()) else itertools.product(INWARDS, self._places)
-        for share, place in moves:
-            moved = self.problem.bounds.project(best + share * (place[rows] - best))
-            x = choose_images(fine, x, moved)
-            found, numbers = replays(proved, x, witness, tolerance)
-            if bool((fine := numbers[0].isfinite()).all()):
-                break
+
+        def places() -> tuple[Tensor, ...]:
+            return tuple(place[rows] for place in self._places)
+
+        x, found, numbers = confirmed(replays, best, witness, self.tolerance or 0.0, places)
         claimed = stated(x, found, numbers)
         if replays is not self._replays:
             replays.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,7 +38,7 @@ def run(
     """``solve`` without gradients, and with gaps that need not be ``rigorous``."""
     require_problem(problem)
     problem.regularizer.check_convexity()  # weights may have changed since the last check
-    method = _chosen_method(problem, method)[0]
+    given, method = method, _chosen_method(problem, method)[0]
     stop = StopWhen() if stop is None else stop
     if not isinstance(stop, StopWhen):
         raise TypeError(
@@ -52,7 +53,8 @@ def run(
         first = _first_state(replays, solver, start)
         ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)
         del first
-        _iterate(ledger, solver, stop)
+        fallback = PDHG() if given is None and _may_stall(problem, method) else None
+        _iterate(ledger, solver, stop, fallback)
         del solver  # with its iterate, which is large
         return ledger.solution()
 
@@ -120,7 +122,9 @@ def _chosen_method(problem: VariationalProblem, method: Method | None) -> tuple[
         with torch.no_grad():
             if has_matrix(problem):
                 return PDHG(), "smooth and deep, but small behind an operator: a matrix of steps"
-        return LBFGS(), "three or more layers, all smooth: lifted layers would converge slowly"
+        why = "three or more layers, all smooth: lifted layers would converge slowly"
+        then = "; PDHG follows if gaps stall" if _may_stall(problem, LBFGS()) else ""
+        return LBFGS(), why + then
     with torch.no_grad():
         if len(problem.network.layers) == 2 and _held_alike(problem) and not _saturated(problem):
             return LBFGS(), "two smooth layers, and data that hold all pixels alike: no lift needed"
@@ -144,7 +148,22 @@ def _saturated(problem: VariationalProblem) -> bool:
     return bool(head.holds(problem.network.hidden(problem.initial_image()).a[-1]).all())
 
 
-def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
+def _may_stall(problem: VariationalProblem, method: Method) -> bool:
+    """Whether L-BFGS is the default for data that hold some pixels much better than others.
+
+    Its line search may also end at the edge of the domain of count data. Behind other operators
+    PDHG would be too slow to help, except for count data.
+    """
+    if not isinstance(method, LBFGS) or _held_alike(problem):
+        return False
+    counts = math.isfinite(problem.fidelity.conjugate_domain[1])
+    return counts or problem.operator.diagonal is not None
+
+
+def _iterate(
+    ledger: Ledger, solver: Solver[State], stop: StopWhen, fallback: Method | None = None
+) -> None:
+    """Iterate until all images have ended; with the ``fallback``, once, if their gaps stall."""
     iteration, state = 0, ledger.state
     try:
         judging = ledger.judging(iteration, state)
@@ -170,7 +189,10 @@ def _iterate(ledger: Ledger, solver: Solver[State], stop: StopWhen) -> None:
                     wanted = ledger.check(iteration, state, judging)
                     state = solver.reconsider(state, ledger.saturated)
                     doubtful = ledger.doubtful(wary=solver.wary)
-                    if doubtful and (precise := solver.in_double(state)) is not None:
+                    if fallback is not None and bool(ledger.stalled.any()):
+                        solver, fallback = fallback.solver(ledger.problem), None
+                        state = solver.start(ledger.x)
+                    elif doubtful and (precise := solver.in_double(state)) is not None:
                         solver, state = precise
                     if state is not checked or not torch.equal(active, ledger.active):
                         ahead = None  # of another state, or of images that have ended
