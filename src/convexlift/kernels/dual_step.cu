@@ -13,6 +13,9 @@
 #define FILTER_STRIDE (8 * EIGHTS + 4)               // no two lanes read from the same bank
 #define MARGIN ((KERNEL_WIDTH + 2) / 4 * 4)          // of zeros beside a row of pixels
 #define LINE ((32 + 2 * MARGIN + 11) / 16 * 16 + 4)  // no two lanes write to the same bank
+// One program more than of others fits on a multiprocessor, if there are so many tiles, and if pixels have
+// no biases, which take registers.
+#define PROGRAMS_OF_STEPS (PIXELS > 2 && !BIASED ? PROGRAMS + 1 : PROGRAMS)
 #define EACH_EIGHT _Pragma("unroll") for (int k = 0; k < EIGHTS; k++)
 #define EACH_HALF _Pragma("unroll") for (int m = 0; m < 2; m++)
 #define EACH_OF_FOUR _Pragma("unroll") for (int p = 0; p < 4; p++)

@@ -1,53 +1,19 @@
 // A convolutional layer and its adjoint in one pass over its dual variable, for images with one
 // channel: the sums of a certificate (see problems/minorant.py), and what belongs to iterations: the
-// primal half and restarts. The dual half is in dual_step.cu, which is appended to this text.
+// primal half and restarts. The dual half is in dual_step.cu, the rules of restarts in restart_rules.cu,
+// which follow this text.
 //
 // A thread holds PIXELS pixels of a column, one channel after the other, and two windows of the image
 // around them in registers: what V reads, and the sums that V* makes. A number of the dual variable
 // is read once. A warp is 32 columns wide, so that memory is read in whole lines whatever the width of
 // the image. In the end the windows of a tile are added in a fixed order: results do not depend on the
 // order in which threads run.
-//
-// Written for NVRTC: names in capitals that are not defined here are macros, from first_layer.py,
-// which puts all of it into extern "C"; hence no templates. Lambdas would be host functions.
 
-#define WINDOW (PIXELS + KERNEL_HEIGHT - 1)
-#define TAPS (KERNEL_HEIGHT * KERNEL_WIDTH)
 #define ROOM ((TAPS + 3) / 4)
-#define THREADS (32 * WARPS)
-#define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
-#define ACROSS (32 + KERNEL_WIDTH - 1)
-// Programs on a multiprocessor, which limits their registers. One more dual step fits, if there are so
-// many programs, and if pixels have no biases, which take registers.
-#define PROGRAMS (TAPS <= 32 ? 3 : 2)
-#define PROGRAMS_OF_STEPS (PIXELS > 2 && !BIASED ? PROGRAMS + 1 : PROGRAMS)
 #define TINY 1e-37f
-#define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
 
 typedef float Window[WINDOW][KERNEL_WIDTH];
 typedef float Pixels[PIXELS];
-
-// Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
-// pixels are inside.
-struct Place {
-    int thread, image, top, column, height, width, size, inside;
-
-    __device__ Place(int height, int width)
-        : thread(threadIdx.y * 32 + threadIdx.x), image(blockIdx.y), height(height), width(width),
-          size(height * width)
-    {
-        const int across = (width + 31) / 32;
-        top = (blockIdx.x / across * WARPS + threadIdx.y) * PIXELS;
-        column = blockIdx.x % across * 32 + threadIdx.x;
-        inside = column < width ? height - top : 0;
-    }
-    __device__ bool holds(int p) const { return p < inside; }
-    __device__ int at(int channel, int p) const
-    {
-        return channel * size + (top + p) * width + column;
-    }
-    __device__ int tile() const { return image * gridDim.x + blockIdx.x; }
-};
 
 // The taps of all filters, four at a time.
 __device__ __forceinline__ void load_taps(float4 (&taps)[CHANNELS * ROOM], const float* filters,

@@ -1,8 +1,8 @@
 """CUDA kernels for certain filters, compiled at run time by the NVRTC that torch loads.
 
-The texts are ``first_layer.cu`` and ``dual_step.cu``. They are several times as fast as those
-of Triton and torch, which remain for what is missing here: several channels, pooled layers, large
-filters, GPUs before Ampere, and machines where they cannot be compiled.
+They are several times as fast as those of Triton and torch, which remain for what is missing here:
+several channels, pooled layers, large filters, GPUs before Ampere, and machines that cannot compile
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FEW = 256
 ITERATION = ("primal_step", "dual_step", "moved_anchor", "counted", "rebalanced")
 """Kernels of iterations and restarts."""
 NAMES = (*ITERATION, "one_pass")
-FILES = ("first_layer.cu", "dual_step.cu", "restart_rules.cu")
+FILES = ("tiles.cu", "first_layer.cu", "dual_step.cu", "restart_rules.cu")
+"""Texts, of which each may use what is in those before it."""
 LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""
 LARGEST = 2**31
@@ -129,13 +130,15 @@ def source(
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased),
         "ALIGNED": int(aligned), "POOL": pool,
     }  # fmt: skip
-    text = _text()
+    return assembled(macros, *FILES)
+
+
+def assembled(macros: dict[str, int], *files: str) -> str:
+    """Texts after their macros; as C, since some versions of torch put this before a text."""
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    return f'extern "C" {{\n{defined}{text}}}\n'  # some versions of torch put it before a text
+    return 'extern "C" {\n' + defined + "".join(map(_text, files)) + "}\n"
 
 
 @cache
-def _text() -> str:
-    folder = resources.files(__package__)
-    files = (folder.joinpath(name) for name in FILES)
-    return "".join(file.read_text(encoding="utf-8") for file in files)
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

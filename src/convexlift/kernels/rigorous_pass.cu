@@ -7,44 +7,13 @@
 // makes. Two kernels, since registers hold one window in double precision and not two; they have
 // nothing in common anyway, because the values of h do not depend on dual variables.
 //
-// Sums are taken in a fixed order, and results do not depend on the order in which threads run. The compiler may fuse products with sums, which only leaves out
-// rounding errors.
-//
-// Written for NVRTC: names in capitals that are not defined here are macros, from rigorous_pass.py.
+// Sums are taken in a fixed order, and results do not depend on the order in which threads run. The
+// compiler may fuse products with sums, which only leaves out rounding errors.
 
-#define WINDOW (PIXELS + KERNEL_HEIGHT - 1)
-#define TAPS (KERNEL_HEIGHT * KERNEL_WIDTH)
 #define ROOM ((TAPS + 1) / 2)
-#define THREADS (32 * WARPS)
-#define DOWN (WARPS * PIXELS + KERNEL_HEIGHT - 1)
-#define ACROSS (32 + KERNEL_WIDTH - 1)
-#define PROGRAMS (TAPS <= 32 ? 3 : 2)  // on a multiprocessor, which limits their registers
-#define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
 
 typedef double Window[WINDOW][KERNEL_WIDTH];
 typedef double Pixels[PIXELS];
-
-// Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
-// pixels are inside.
-struct Place {
-    int thread, image, top, column, height, width, size, inside;
-
-    __device__ Place(int height, int width)
-        : thread(threadIdx.y * 32 + threadIdx.x), image(blockIdx.y), height(height), width(width),
-          size(height * width)
-    {
-        const int across = (width + 31) / 32;
-        top = (blockIdx.x / across * WARPS + threadIdx.y) * PIXELS;
-        column = blockIdx.x % across * 32 + threadIdx.x;
-        inside = column < width ? height - top : 0;
-    }
-    __device__ bool holds(int p) const { return p < inside; }
-    __device__ int at(int channel, int p) const
-    {
-        return channel * size + (top + p) * width + column;
-    }
-    __device__ int tile() const { return image * gridDim.x + blockIdx.x; }
-};
 
 // The taps of all filters, two at a time.
 __device__ __forceinline__ void load_taps(double2 (&taps)[CHANNELS * ROOM], const double* filters,

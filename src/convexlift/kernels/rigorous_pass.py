@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import torch
 
-from convexlift.kernels.first_layer import LARGEST_FILTER, WARPS, module
+from convexlift.kernels.first_layer import LARGEST_FILTER, WARPS, assembled, module
 
 NAMES = ("values", "minorants", "gathered")
 DATA = "data_bounds"
@@ -64,8 +62,7 @@ def source(
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
     }  # fmt: skip
-    defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    return _wrapped(defined + _text("rigorous_pass.cu"))
+    return assembled(macros, "tiles.cu", "rigorous_pass.cu")
 
 
 def data_kernel(device: torch.device) -> Any:
@@ -77,15 +74,4 @@ def data_kernel(device: torch.device) -> Any:
 
 def data_source() -> str:
     """The text to compile."""
-    macros = f"#define WARPS {WARPS}\n#define PIXELS {PIXELS}\n"
-    return _wrapped(macros + _text("rigorous_data.cu"))
-
-
-def _wrapped(text: str) -> str:
-    """Names as in C; some versions of torch put this before a text themselves."""
-    return f'extern "C" {{\n{text}}}\n'
-
-
-@cache
-def _text(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return assembled({"WARPS": WARPS, "PIXELS": PIXELS}, "rigorous_data.cu")
