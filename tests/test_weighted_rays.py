@@ -181,6 +181,7 @@ def test_rounding_is_looked_for_before_gaps_stall(gap, wary, plain):
     assert cl.PDHG().solver(scan()).wary
     history = SimpleNamespace(records=[SimpleNamespace(gap=torch.tensor([gap]))])
     ledger = SimpleNamespace(history=history, tolerance=1e-3, active=torch.tensor([True]))
+    ledger.stalled = Ledger.stalled.fget(ledger)
     assert Ledger.doubtful(ledger, wary=True) == wary
     assert Ledger.doubtful(ledger, wary=False) == plain
 
