@@ -61,8 +61,9 @@ def source(
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
+        "NUMBER": "double",
     }  # fmt: skip
-    return assembled(macros, "tiles.cu", "rigorous_pass.cu")
+    return assembled(macros, "tiles.cu", "rigorous_pass.cu", "gathered.cu")
 
 
 def data_kernel(device: torch.device) -> Any:
