@@ -52,8 +52,8 @@ class RigorousKernel(HostKernel):
 class DataKernel(HostKernel):
     """What ``rigorous_pass.data_kernel`` gives on a GPU, for tensors on the CPU."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._run = _built(rigorous_pass.DATA, rigorous_pass.data_source())
+    def __init__(self, device: torch.device, name: str) -> None:
+        self._run = _built(name, rigorous_pass.data_source())
 
 
 @cache

@@ -36,7 +36,7 @@ BOX = cl.Box(0.1, 1.0)
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch):
-    monkeypatch.setattr(rigorous_pass, "data_kernel", lambda _: None)
+    monkeypatch.setattr(rigorous_pass, "data_kernel", lambda *_: None)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

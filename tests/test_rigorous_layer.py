@@ -38,7 +38,7 @@ def kernels(request, monkeypatch):
     monkeypatch.setattr(first_layer, "FEW", request.param)
     monkeypatch.setattr(rigorous_pass, "compiled", lambda *_, **__: None)
     data_kernel = rigorous_pass.data_kernel if ON_GPU else DataKernel
-    monkeypatch.setattr(rigorous_pass, "data_kernel", lambda _: None)
+    monkeypatch.setattr(rigorous_pass, "data_kernel", lambda *_: None)
 
     def use() -> None:
         monkeypatch.setattr(rigorous_pass, "compiled", compiled)

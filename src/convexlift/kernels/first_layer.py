@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -30,8 +30,8 @@ FEW = 256
 """Tiles that leave a large GPU idle, where twice as many low ones are faster (measured)."""
 ITERATION = ("primal_step", "dual_step", "moved_anchor", "counted", "rebalanced")
 """Kernels of iterations and restarts."""
-NAMES = (*ITERATION, "one_pass")
-FILES = ("tiles.cu", "first_layer.cu", "dual_step.cu", "restart_rules.cu")
+NAMES = (*ITERATION, "one_pass", "gathered")
+FILES = ("tiles.cu", "first_layer.cu", "gathered.cu", "dual_step.cu", "restart_rules.cu")
 """Texts, of which each may use what is in those before it."""
 LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""
@@ -128,12 +128,12 @@ def source(
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased),
-        "ALIGNED": int(aligned), "POOL": pool,
+        "ALIGNED": int(aligned), "POOL": pool, "NUMBER": "float",
     }  # fmt: skip
     return assembled(macros, *FILES)
 
 
-def assembled(macros: dict[str, int], *files: str) -> str:
+def assembled(macros: Mapping[str, object], *files: str) -> str:
     """Texts after their macros; as C, since some versions of torch put this before a text."""
     defined = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     return 'extern "C" {\n' + defined + "".join(map(_text, files)) + "}\n"

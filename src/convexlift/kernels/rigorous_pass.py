@@ -1,6 +1,7 @@
 """The kernels of rigorous claims, compiled at run time like ``first_layer.cu``.
 
 ``rigorous_pass.cu`` is for certain filters, ``rigorous_data.cu`` for data of single pixels.
+``data_checks.cu``, for the same data, belongs to checks in single precision.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 
 import torch
 
-from convexlift.kernels.first_layer import LARGEST_FILTER, WARPS, assembled, module
+from convexlift.kernels.first_layer import BLOCK, LARGEST_FILTER, WARPS, assembled, module
 
 NAMES = ("values", "minorants", "gathered")
-DATA = "data_bounds"
+DATA_NAMES = ("data_bounds", "data_checks")
 PIXELS = 4
-"""Pixels of a thread of ``data_bounds``."""
+"""Pixels of a thread of these."""
 MOST_TAPS = 4096
 """Taps of all filters, an even number each, which share 48 KB with the windows of a tile."""
 
@@ -61,17 +62,23 @@ def source(
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
+        "NUMBER": "double",
     }  # fmt: skip
-    return assembled(macros, "tiles.cu", "rigorous_pass.cu")
+    return assembled(macros, "tiles.cu", "rigorous_pass.cu", "gathered.cu")
 
 
-def data_kernel(device: torch.device) -> Any:
-    """``data_bounds`` on a device, or None where there is none."""
+def data_kernel(device: torch.device, name: str) -> Any:
+    """One of ``DATA_NAMES`` on a device, or None where there is none."""
     if device.type != "cuda" or torch.version.cuda is None:
         return None
-    return module(device, data_source(), (DATA,)).get(DATA)
+    return module(device, data_source(), DATA_NAMES).get(name)
 
 
 def data_source() -> str:
     """The text to compile."""
-    return assembled({"WARPS": WARPS, "PIXELS": PIXELS}, "rigorous_data.cu")
+    return assembled({"WARPS": WARPS, "PIXELS": PIXELS}, "rigorous_data.cu", "data_checks.cu")
+
+
+def data_programs(size: int) -> int:
+    """Programs for an image with this many numbers."""
+    return -(-size // (math.prod(BLOCK) * PIXELS))

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.decisions import decided
+from convexlift.problems.check_sums import check_sums
 from convexlift.problems.claims import (
     RADIUS,
     Claim,
@@ -217,6 +218,10 @@ def judged(
     both: InBoth, x: Tensor, duals: Blocks | None, tolerance: float, evaluated: bool = False
 ) -> tuple[Judged, tuple[Tensor, ...]]:
     """What a check reads of ``judge``, and its ``Evaluation.numbers``."""
+    sums = None if evaluated or duals is None else check_sums(both.problem, x, duals)
+    if sums is not None:
+        witness, numbers = sums
+        return (None, Scopes(witness, witness)), numbers
     evaluation, bounds = judge(both.problem, x, duals, tolerance)
     witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
     numbers = evaluation.numbers(bounds.everywhere.gap, bounds.near.gap)

@@ -1,4 +1,7 @@
-"""The first layer of ``minorant.OnePass`` on a GPU, in one kernel (``first_layer.cu``)."""
+"""The first layer of ``minorant.OnePass`` on a GPU, in two kernels.
+
+``one_pass`` of ``first_layer.cu`` leaves V* p in tiles, which ``gathered.cu`` adds up.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.kernels import first_layer
 from convexlift.kernels.availability import current
 from convexlift.networks.activations import Ramp
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
+from convexlift.operators.convolution import BOUNDARIES
 from convexlift.tensors import Scalar
 
 POOLS = (4, 8, 16, 32)
@@ -24,19 +27,20 @@ POOLS = (4, 8, 16, 32)
 class FusedPass:
     """The value and slack of a layer, and the slope of its minorant, from x and dual variables."""
 
-    kernel: Any
+    kernels: tuple[Any, Any]
     tile: tuple[int, int]
     size: tuple[int, int]
     ramp: Ramp
     filters: Tensor
     bias: Tensor
     pool: int
+    boundary: int
 
     @staticmethod
     def of(
         network: BoundNetwork, x: Tensor, v: Tensor, multipliers: Tensor, pool: int = 0
     ) -> FusedPass | None:
-        """The kernel for these tensors, or None if there is none.
+        """The kernels for these tensors, or None if there are none.
 
         ``multipliers`` are those of the layer, or of its blocks of ``pool`` x ``pool`` pixels.
         """
@@ -53,15 +57,19 @@ class FusedPass:
         filters = convolution.weight.detach().contiguous()
         tile = first_layer.tile_for((height, width), len(v))
         coarse = pool or int(multipliers[0, 0].numel() > 1)
-        kernel = first_layer.compiled(
-            "one_pass", x.device, filters.shape, tile=tile, coarse=coarse, pool=pool,
-            aligned=width % 4 == 0,
-            biased=bias is not None and bias.numel() > len(filters),
+        one_pass, gathered = (
+            first_layer.compiled(
+                name, x.device, filters.shape, tile=tile, coarse=coarse, pool=pool,
+                aligned=width % 4 == 0,
+                biased=bias is not None and bias.numel() > len(filters),
+            )
+            for name in ("one_pass", "gathered")
         )  # fmt: skip
-        if kernel is None:
+        if one_pass is None or gathered is None:
             return None
         bias = filters.new_zeros(len(filters)) if bias is None else bias.contiguous()
-        return FusedPass(kernel, tile, (height, width), ramp, filters, bias, pool)
+        kernels, boundary = (one_pass, gathered), BOUNDARIES.index(convolution.boundary)
+        return FusedPass(kernels, tile, (height, width), ramp, filters, bias, pool, boundary)
 
     def __call__(
         self, weight: Scalar, multipliers: Tensor, padded: Tensor, v: Tensor
@@ -77,23 +85,25 @@ class FusedPass:
         around = [side + k - 1 for side, k in zip(tile, sides, strict=True)]
         spill = padded.new_empty((batch, math.prod(tiles), math.prod(around)))
         totals = padded.new_empty((batch, math.prod(tiles), 2), dtype=torch.float64)
+        c = padded.new_empty((batch, 1, height, width))
         rows = tile[0] // first_layer.WARPS  # of a thread
         blocks = (height // rows, len(self.filters), width // self.pool) if self.pool else (0,)
         sums = padded.new_empty((batch, *blocks))
         weights = (padded.new_ones((batch, 1, 1, 1)) * weight).to(padded)
         multipliers = multipliers.contiguous()
         apart = (t[0].numel() if len(t) == batch else 0 for t in (multipliers, self.bias))
+        launch = {"grid": (math.prod(tiles), batch, 1), "block": first_layer.BLOCK}
+        one_pass, gathered = self.kernels
         with current(padded.device):
-            self.kernel(
-                grid=(math.prod(tiles), batch, 1), block=first_layer.BLOCK,
+            one_pass(
+                **launch,
                 args=[padded.contiguous(), v.contiguous(), spill, totals, sums, self.filters,
                       self.bias, multipliers, weights,
                       ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset, *apart, *self.size],
             )  # fmt: skip
+            gathered(**launch, args=[spill, c, self.boundary, *self.size])
         value, slack = totals.sum(1).unbind(1)
         if self.pool:
             sums = sums.reshape(batch, height // self.pool, self.pool // rows, *blocks[1:])
             value = sums.sum(2).transpose(1, 2) / self.pool**2
-        whole = [n * side + k - 1 for n, side, k in zip(tiles, tile, sides, strict=True)]
-        c = F.fold(spill.mT, tuple(whole), tuple(around), stride=tile)
-        return value, slack, c[..., : padded.shape[-2], : padded.shape[-1]]
+        return value, slack, c

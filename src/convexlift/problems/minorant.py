@@ -222,7 +222,6 @@ class OnePass:
         if fused is not None:
             above.received, slack, c = fused(above.weight, above.numbers, padded, v)
             regularizer, rest, last = above.finish()
-            c = self.operator.padding.adjoint(c)
             return regularizer, Minorant(c, used, (), slack + rest), last
         c = torch.zeros_like(padded)
         slack = x.new_zeros(x.shape[0], dtype=torch.float64)
