@@ -6,7 +6,7 @@ The first dimension of every tensor in the library counts the images of a batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import fields, replace
 from functools import cache, cached_property
 from typing import Any, Self, TypeVar
@@ -93,18 +93,6 @@ def plain_number(value: Any, name: str) -> float:
             f"float({name}.detach())"
         )
     return float(value)
-
-
-def require_eager(tensors: Iterable[Tensor]) -> None:
-    """Raise TypeError inside ``torch.func`` transforms and forward-mode differentiation."""
-    for tensor in tensors:
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        if wrapped or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-            raise TypeError(
-                "problems cannot be stated inside torch.func.vmap, grad or jvp: the first "
-                "dimension of the data already counts independent problems, and gradients come "
-                "from cl.solve(problem, differentiable=True) and backward()"
-            )
 
 
 def is_own(part: object) -> bool:
@@ -245,6 +233,15 @@ class Blocks(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    # Those of a mapping in general ask for one block after another, several times as slowly.
+    def values(self) -> ValuesView[Tensor]:
+        """The blocks."""
+        return self._parts.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Names and blocks."""
+        return self._parts.items()
 
     def __add__(self, other: Blocks) -> Blocks:
         return Blocks({name: part + other[name] for name, part in self.items()})

@@ -14,6 +14,7 @@ from torch import Tensor
 from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
 from convexlift.descriptions import SHOWN, Described, Description, is_picture, picture
 from convexlift.double_precision import has_double
+from convexlift.eager import require_eager
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
@@ -31,7 +32,6 @@ from convexlift.tensors import (
     TensorRecord,
     expand_per_image,
     first_non_finite,
-    require_eager,
 )  # fmt: skip
 from convexlift.tf32 import full_precision
 

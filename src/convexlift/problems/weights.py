@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor
 
-from convexlift.tensors import Scalar, require_eager
+from convexlift.eager import require_eager
+from convexlift.tensors import Scalar
 
 
 def checked_weight(weight: object) -> Scalar:

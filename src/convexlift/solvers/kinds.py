@@ -56,15 +56,17 @@ def _describe(value: Any, device: torch.device, words: list[Any], tensors: list[
     elif sort is Sort.PLAIN or (kind is FunctionType and not value.__closure__):
         words += kind, value
     else:
-        words += kind, *(names := tuple(parts := _parts(value)))
-        for name in names:
-            _describe(parts[name], device, words, tensors)
+        parts = _parts(value)
+        words.append(kind)
+        words += parts
+        for part in parts.values():
+            _describe(part, device, words, tensors)
 
 
 class Sort(Enum):
     """How objects of a type are described."""
 
-    TENSOR, FLOAT, PLAIN, OTHER = range(4)
+    TENSOR, FLOAT, PLAIN, SEQUENCE, MAPPING, OTHER = range(6)
 
 
 @cache
@@ -75,7 +77,11 @@ def _sort(kind: type) -> Sort:
         return Sort.TENSOR
     if issubclass(kind, float):
         return Sort.FLOAT
-    return Sort.PLAIN if issubclass(kind, PLAIN) else Sort.OTHER
+    if issubclass(kind, PLAIN):
+        return Sort.PLAIN
+    if issubclass(kind, tuple | list):
+        return Sort.SEQUENCE
+    return Sort.MAPPING if issubclass(kind, dict | Blocks) else Sort.OTHER
 
 
 def rebuilt(value: Any, tensors: Iterator[Tensor], device: torch.device) -> Any:
@@ -127,13 +133,14 @@ def _dropped(kind: type) -> frozenset[str]:
 
 def _parts(value: Any) -> dict[Any, Any]:
     """What an object consists of, by name."""
-    if isinstance(value, tuple | list):
+    kind: Any = type(value)
+    if (sort := _sort(kind)) is Sort.SEQUENCE:
         return dict(enumerate(value))
-    if isinstance(value, dict | Blocks):
-        return dict(value)
-    if not hasattr(value, "__dict__") or not (is_own(value) or type(value) in CONTAINERS):
-        raise Unfit(f"a {type(value).__name__}")
-    hidden = _hidden(type(value))  # type: ignore[arg-type]
+    if sort is Sort.MAPPING:
+        return dict(value.items())
+    if not hasattr(value, "__dict__") or not (is_own(value) or kind in CONTAINERS):
+        raise Unfit(f"a {kind.__name__}")
+    hidden = _hidden(kind)
     return {name: part for name, part in vars(value).items() if name not in hidden}
 
 
