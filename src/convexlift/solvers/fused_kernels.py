@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, Self
 
 import torch
@@ -76,7 +76,7 @@ class Buffers:
             self.mean, self.multipliers = (v[layer.mean_name].new_zeros(v[layer.mean_name].shape)
                                            for _ in range(2))  # fmt: skip
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all buffers together."""
         held = [

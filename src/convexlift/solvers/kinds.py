@@ -20,8 +20,8 @@ from convexlift.tensors import Blocks, is_own
 
 PLAIN = (str, int, Enum, torch.dtype, torch.device, torch.Size, BuiltinFunctionType, type(None))
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
-BOOKKEEPING = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
-"""Hooks and flags of modules, which no operator depends on."""
+BOOKKEEPING = (vars(nn.Module()).keys() | {"card"}) - {"_parameters", "_buffers", "_modules"}
+"""Hooks and flags of modules, and what is written about a network: nothing that is computed."""
 FEW = 16
 """Tensors elsewhere, on the CPU, with at most this many entries are described by their values."""
 

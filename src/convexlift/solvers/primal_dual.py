@@ -68,7 +68,7 @@ class PDHGState:
     @property
     def x(self) -> Tensor:
         """The images among the primal blocks."""
-        x = self.u["x"].to(self.dtype)
+        x = self.u["x"] if self.dtype is None else self.u["x"].to(self.dtype)
         return x if self.box is None else self.box.project(x)
 
     @property

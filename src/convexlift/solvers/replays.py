@@ -279,13 +279,18 @@ class Recording:
         self.compute: Callable[[], None]
 
     @cached_property
-    def _found(self) -> tuple[list[tuple[Tensor, int | None]], Callable[[Iterator[Tensor]], Any]]:
-        """The tensors of the results, and which inputs they are, if any; what makes the results."""
+    def _found(self) -> tuple[list[Tensor], list[int], Callable[[Iterator[Tensor]], Any]]:
+        """The tensors of the results that are no inputs; where each part is, and what takes them.
+
+        A tensor may be several parts: the dual variables of the best bound, here and everywhere.
+        """
         assert self.copies is not None
-        inputs = {id(copy): i for i, copy in enumerate(self.copies.tensors)}
         found, _, together = self.outcome
-        parts = kind_of(found, together.device)[1]
-        return [(part, inputs.get(id(part))) for part in parts], builder(found, together.device)
+        inputs, parts = self.copies.tensors, kind_of(found, together.device)[1]
+        known = {id(each): each for each in (*inputs, *parts)}
+        places = {name: place for place, name in enumerate(known)}
+        own = list(known.values())[len(inputs) :]
+        return own, [places[id(part)] for part in parts], builder(found, together.device)
 
     def play(self, tensors: list[Tensor]) -> Pending:
         """The results for these tensors; _Changed if they would have other decisions."""
@@ -293,10 +298,10 @@ class Recording:
         self.copies.fill(tensors)
         self.compute()
         _, count, together = self.outcome
-        parts, made = self._found
+        own, places, made = self._found
         # Results that are inputs are handed back, and others copied: the next replay changes them.
-        copied = iter(clones([part for part, i in parts if i is None]))
-        results = made(next(copied) if i is None else tensors[i] for _, i in parts)
+        known = [*tensors, *clones(own)]
+        results = made(known[place] for place in places)
         host = Fetched(together)
 
         def waited() -> Outcome:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,7 @@ class RestartRules:
         self.times = times_to_rebalance(growth or 2.0)
         if extrapolated and growth is None:  # which makes up for what a restart costs
             self.times = np.union1d(self.times, 3 * self.times)  # 5, 10, 15, 20, 30, 40, 60, ...
+        self._due = {*self.times.tolist(), self.relaxed}  # as ``_relaxed_restart_due`` says
 
     @property
     def choice(self) -> Choice:
@@ -215,7 +216,7 @@ class RestartRules:
         while len(plan) * TEST_EVERY < limit and total < self.relaxed:
             plan.append(due)
             total += TEST_EVERY
-            due = bool(self._relaxed_restart_due(total))
+            due = total in self._due
         return plan, due
 
     def relaxed_on(self, memory: RestartMemory, plan: list[bool], due: bool) -> RestartMemory:
@@ -270,6 +271,7 @@ def should_restart(current: Any, previous: Any, at_restart: Any, inner: Any, tot
     return first | sufficient | necessary | long
 
 
+@cache
 def times_to_rebalance(growth: float) -> Array:
     """Iterations after which relaxed iterations are rebalanced, multiples of 5.
 
