@@ -430,3 +430,48 @@ def test_a_rehearsal_does_not_import_the_compiler():
              "x = torch.ones(3)", "with Rehearsal([x]): x + 1",
              "assert 'torch._dynamo' not in sys.modules"]  # fmt: skip
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+def test_a_tensor_that_is_two_results_is_copied_once(graphs):
+    """So it stays one tensor, as in an ordinary call, and a new one for each call."""
+
+    def function(both, x):
+        doubled = 2 * x
+        return (doubled, x, {"again": doubled}), (x.sum((1, 2, 3)),)
+
+    calls = Replays(InBoth(stated()))
+    seen = []
+    for _ in range(4):
+        x = torch.rand(2, 1, 12, 16)
+        with torch.no_grad():
+            (doubled, same, others), _ = calls(function, x)
+        assert torch.equal(doubled, 2 * x)
+        assert same is x
+        assert others["again"] is doubled
+        seen.append((doubled, 2 * x))
+    assert graphs.replays == 3
+    assert all(torch.equal(kept, expected) for kept, expected in seen)
+
+
+def test_weights_changed_in_place_are_noticed(graphs, monkeypatch):
+    """Also by ``data``, of which tensors do not count changes; and cards do not matter."""
+    problem, stop = stated(), cl.StopWhen(gap=1e-2)
+    for card in (None, "one", "another"):
+        problem.regularizer.card = card
+        cl.solve(problem, stop=stop)
+    assert len(replays.IDLE) == 1
+    problem.regularizer.layers[0].skip.weight.data.mul_(0.5)
+    again = stated(network=problem.regularizer)
+    assert_same(cl.solve(again, stop=stop), ordinary(again, monkeypatch, stop=stop))
+    problem.regularizer.output.data[0] = -1.0
+    with pytest.raises(ValueError, match="nonnegative"):
+        cl.solve(again, stop=stop)
+
+
+def test_another_network_of_the_same_shapes(graphs, monkeypatch):
+    stop = cl.StopWhen(gap=1e-2)
+    for seed in range(3):
+        problem = stated(seed)
+        with torch.enable_grad():
+            assert_same(cl.solve(problem, stop=stop), ordinary(problem, monkeypatch, stop=stop))
+    assert len(replays.IDLE) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import pytest
@@ -72,3 +73,13 @@ def test_precision_is_full_until_the_last_thread_leaves():
         assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
+
+
+def test_views_of_blocks_are_those_of_a_mapping():
+    parts = {"x": torch.rand(2, 3), "z1": torch.rand(2, 4)}
+    blocks = Blocks(parts)
+    assert list(blocks.keys()) == list(blocks) == list(parts)
+    assert [(name, id(part)) for name, part in blocks.items()] == [
+        (name, id(part)) for name, part in Mapping.items(blocks)
+    ]
+    assert [id(part) for part in blocks.values()] == [id(part) for part in parts.values()]
