@@ -16,6 +16,7 @@ import argparse
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -71,6 +72,8 @@ class Job:
 def on_gpu(data: Path, output: Path) -> Iterator[Job]:
     """The benchmarks of the GPU, the shortest first."""
     yield Job("GPU: an iteration", "gpu_iteration.py")
+    if shutil.which("ncu"):
+        yield Job("GPU: what limits an iteration", "gpu_profile.py")
     yield Job("GPU: ray transforms", "ray_transforms.py")
     yield Job("GPU: solves, their parts, size, first call", "gpu_tables.py", ["--output", output])
     if (photographs := data / "natural" / "train").is_dir():
