@@ -98,7 +98,10 @@ def test_gradients_with_smooth_networks(name):
     # Rounding is bounded less tightly for an operator of which only products are known.
     stop = cl.StopWhen(gap=1e-7) if "user" in name else SHARP
     atol = 1e-3 if "user" in name else 1e-5
-    check(Model(state, ridge(), hypergradient=EXACT, stop=stop), others=others, y=y, atol=atol)
+    # Unseen pixels are known to 1e-8 at this gap, so that differences need longer steps.
+    eps = 1e-3 if name == "masked L2" else 1e-6
+    model = Model(state, ridge(), hypergradient=EXACT, stop=stop)
+    check(model, others=others, y=y, atol=atol, eps=eps)
 
 
 @pytest.mark.slow
