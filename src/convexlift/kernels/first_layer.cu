@@ -12,9 +12,6 @@
 #define ROOM ((TAPS + 3) / 4)
 #define TINY 1e-37f
 
-typedef float Window[WINDOW][KERNEL_WIDTH];
-typedef float Pixels[PIXELS];
-
 // The taps of all filters, four at a time.
 __device__ __forceinline__ void load_taps(float4 (&taps)[CHANNELS * ROOM], const float* filters,
                                           const Place& here)
@@ -69,39 +66,6 @@ __device__ __forceinline__ void add_back(Window& sums, const Pixels& v, const fl
     EACH_TAP(sums[r][s] += f * v[p])
 }
 
-// The sums of a tile and its margin, from windows of its warps, whose rows overlap.
-__device__ __forceinline__ void store(const float (&windows)[WARPS][WINDOW][ACROSS], float* spill,
-                                      const Place& here)
-{
-    __syncthreads();
-    float* own = spill + (long long)here.tile() * (DOWN * ACROSS);
-    for (int k = here.thread; k < DOWN * ACROSS; k += THREADS) {
-        float total = 0.0f;
-        for (int warp = 0; warp < WARPS; warp++) {
-            const int r = k / ACROSS - warp * PIXELS;
-            if (r >= 0 && r < WINDOW) total += windows[warp][r][k % ACROSS];
-        }
-        own[k] = total;
-    }
-}
-
-// The same, from windows of its threads.
-__device__ __forceinline__ void store_windows(const Window& sums, float* spill, const Place& here)
-{
-    __shared__ float windows[WARPS][WINDOW][ACROSS];
-    for (int k = here.thread; k < WARPS * WINDOW * ACROSS; k += THREADS)
-        (&windows[0][0][0])[k] = 0.0f;
-    __syncthreads();
-    // Columns of a warp overlap: one column of all its windows at a time.
-#pragma unroll
-    for (int s = 0; s < KERNEL_WIDTH; s++) {
-#pragma unroll
-        for (int r = 0; r < WINDOW; r++) windows[threadIdx.y][r][threadIdx.x + s] += sums[r][s];
-        __syncwarp();
-    }
-    store(windows, spill, here);
-}
-
 // One number of a tile.
 __device__ __forceinline__ double sum_of_threads(double number, const Place& here)
 {
@@ -117,23 +81,6 @@ __device__ __forceinline__ double sum_of_threads(double number, const Place& her
     return total;
 }
 
-// The sum over POOL neighbouring threads of a warp, known to the first of them.
-__device__ __forceinline__ float sum_of_neighbours(float number)
-{
-    __shared__ float numbers[WARPS][32 + POOL];
-    numbers[threadIdx.y][threadIdx.x] = number;
-    __syncwarp();
-#pragma unroll
-    for (int half = POOL / 2; half > 0; half /= 2) {
-        const float other = numbers[threadIdx.y][threadIdx.x + half];
-        __syncwarp();
-        number += other;
-        numbers[threadIdx.y][threadIdx.x] = number;
-        __syncwarp();
-    }
-    return number;
-}
-
 // Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels; those
 // of the next image are `apart`.
 __device__ __forceinline__ float multiplier(const float* multipliers, int apart, int channel, int p,
@@ -146,13 +93,6 @@ __device__ __forceinline__ float multiplier(const float* multipliers, int apart,
     const int across = (here.width + COARSE - 1) / max(COARSE, 1);
     const int row = (here.top + p) / max(COARSE, 1), column = here.column / max(COARSE, 1);
     return multipliers[(long long)here.image * apart + (channel * down + row) * across + column];
-}
-
-__device__ __forceinline__ float bias_of(const float* bias, int apart, int channel, int p,
-                                         const Place& here)
-{
-    if (!BIASED) return bias[channel];
-    return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0f;
 }
 
 // The terms of V* w at a position of the padded image: the spill of the tile there and of those before

@@ -12,9 +12,6 @@
 
 #define ROOM ((TAPS + 1) / 2)
 
-typedef double Window[WINDOW][KERNEL_WIDTH];
-typedef double Pixels[PIXELS];
-
 // The taps of all filters, two at a time.
 __device__ __forceinline__ void load_taps(double2 (&taps)[CHANNELS * ROOM], const double* filters,
                                           const Place& here)
@@ -61,23 +58,6 @@ __device__ __forceinline__ void collect(double number, double size, double2* pla
     if (here.thread == 0) place[here.tile()] = own;
 }
 
-// The sum over POOL neighbouring threads of a warp, known to the first of them.
-__device__ __forceinline__ double sum_of_neighbours(double number)
-{
-    __shared__ double numbers[WARPS][32 + POOL];
-    numbers[threadIdx.y][threadIdx.x] = number;
-    __syncwarp();
-#pragma unroll
-    for (int half = POOL / 2; half > 0; half /= 2) {
-        const double other = numbers[threadIdx.y][threadIdx.x + half];
-        __syncwarp();
-        number += other;
-        numbers[threadIdx.y][threadIdx.x] = number;
-        __syncwarp();
-    }
-    return number;
-}
-
 // Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels, which
 // contains all pixels of a thread; those of the next image are `apart`.
 __device__ __forceinline__ double multiplier(const double* multipliers, int apart, int channel,
@@ -89,13 +69,6 @@ __device__ __forceinline__ double multiplier(const double* multipliers, int apar
     if (COARSE == 1) return own[here.at(channel, p)];
     const int down = here.height / max(COARSE, 1), across = here.width / max(COARSE, 1);
     return own[(channel * down + here.top / max(COARSE, 1)) * across + here.column / max(COARSE, 1)];
-}
-
-__device__ __forceinline__ double bias_of(const double* bias, int apart, int channel, int p,
-                                          const Place& here)
-{
-    if (!BIASED) return bias[channel];
-    return here.holds(p) ? bias[(long long)here.image * apart + here.at(channel, p)] : 0.0;
 }
 
 // Sums of W h(a) over each tile, a = V x + bias; with POOL, instead, sums of h(a) over PIXELS x POOL
@@ -177,7 +150,6 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
     int apart, int bias_apart, int height, int width)
 {
     __shared__ double2 all_taps[CHANNELS * ROOM];
-    __shared__ double windows[WARPS][WINDOW][ACROSS];
     const Place here(height, width);
     load_taps(all_taps, filters, here);
     const float* own_v = v + (long long)here.image * CHANNELS * here.size;
@@ -208,26 +180,6 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
         total += sum;
         EACH_TAP(sums[r][s] += f * made[p])
     }
-    for (int k = here.thread; k < WARPS * WINDOW * ACROSS; k += THREADS)
-        (&windows[0][0][0])[k] = 0.0;
-    __syncthreads();
-    // Columns of a warp overlap: one column of all its windows at a time.
-#pragma unroll
-    for (int s = 0; s < KERNEL_WIDTH; s++) {
-#pragma unroll
-        for (int r = 0; r < WINDOW; r++) windows[threadIdx.y][r][threadIdx.x + s] += sums[r][s];
-        __syncwarp();
-    }
-    __syncthreads();
-    // Rows of warps overlap, too.
-    double* own = spill + (long long)here.tile() * (DOWN * ACROSS);
-    for (int k = here.thread; k < DOWN * ACROSS; k += THREADS) {
-        double sum = 0.0;
-        for (int warp = 0; warp < WARPS; warp++) {
-            const int r = k / ACROSS - warp * PIXELS;
-            if (r >= 0 && r < WINDOW) sum += windows[warp][r][k % ACROSS];
-        }
-        own[k] = sum;
-    }
+    store_windows(sums, spill, here);
     collect(total, steepest, (double2*)totals, here);
 }
