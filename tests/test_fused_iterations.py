@@ -345,6 +345,7 @@ def test_without_a_compiler_the_plain_path_is_taken(monkeypatch):
 
     problem = one_layer("zero", 0.01, "L2")
     monkeypatch.setattr(fused_iterations.FirstLayer, "__call__", launched)
+    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
     with torch.no_grad():
         _, fast = solvers(problem)
         with pytest.warns(UserWarning, match="plain path is taken: Failed to find C compiler"):

@@ -13,6 +13,9 @@ the paper's networks every row has one block, and this is its rule (step-size).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -39,15 +42,13 @@ class Coupling:
             and the fidelity is smooth (measured).
         growth: of the times at which relaxed iterations are rebalanced, if not the usual one.
         wary: whether rounding errors are to be expected, as with weights of very precise data.
-        dual_weight: how much more distances of dual variables count than those of images, a number
-            or (B,). Images converge by themselves where the data hold all pixels in place.
     """
 
     recent = relaxed = False
     scalar = True
     growth: float | None = None
     wary = False
-    dual_weight: float | Tensor = 1.0
+    _saddle: SaddlePointProblem | None = None
     choice = Choice("steps", "one for each block and image", "rebalanced at every restart")
 
     def __init__(self, saddle: SaddlePointProblem) -> None:
@@ -55,9 +56,26 @@ class Coupling:
         self.weights: dict[str, dict[str, float | Tensor]] = {
             v: {name: len(row) * value for name, value in row.items()} for v, row in squared.items()
         }
-        (_, term), *others = saddle.f
+        self._saddle = saddle
+
+    def about(self, saddle: SaddlePointProblem | None) -> Self:
+        """The same norms with other data, or without any: then it holds no tensors of a problem."""
+        other = copy(self)
+        other._saddle = saddle
+        vars(other).pop("dual_weight", None)
+        return other
+
+    @cached_property
+    def dual_weight(self) -> float | Tensor:
+        """How much more distances of dual variables count than those of images, a number or (B,).
+
+        Images converge by themselves where the data hold all pixels in place.
+        """
+        if self._saddle is None:
+            return 1.0
+        (_, term), *others = self._saddle.f
         alone = isinstance(term, LastLayerTerm) and not others and term.activation.smooth
-        self.dual_weight = 1.0 + _evenness(saddle.g.get("x"), unseen=alone)
+        return 1.0 + _evenness(self._saddle.g.get("x"), unseen=alone)
 
     def in_double(self) -> Coupling:
         """The same, for the problem in double precision; norms are not computed again."""

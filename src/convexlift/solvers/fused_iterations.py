@@ -29,13 +29,13 @@ from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.replays import captured
 from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory, Restarts
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
 """Iterations captured in one graph."""
 KEPT = 32
 """Idle machines, kept for later problems of the same kind, take at most this part of the memory."""
-LARGE = 2**26
+LARGE = 2**28
 """Bytes of w, or of an anchor, from which states have no copies of their own."""
 
 
@@ -199,7 +199,7 @@ class FusedIterations(Iterations):
                 if not groups.begin(state.memory, active):
                     return None
                 self._iterating = active.clone()
-            memory = choose_images(active, groups.run(iterations, state.memory), state.memory)
+            memory = groups.run(iterations, state.memory)
             self._steps, self._holds = None, self._copied(state, groups.group, memory)
             self._grouped = self._holds
         return self._holds
@@ -223,9 +223,11 @@ class FusedIterations(Iterations):
             w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v,
         )  # fmt: skip
 
-    def only_launches(self, state: RestartState) -> bool:
-        """Whether relaxed iterations are not waited for, and the state has copies of its own."""
-        return self._rest is None and state.w_u.device.type == "cuda" and not _is_large(state.w_v)
+    def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
+        """Whether iterations are not waited for, and the state has copies of its own."""
+        decides = relaxed or self._layer.compiled is not None
+        there = decides and self._rest is None and state.w_u.device.type == "cuda"
+        return there and not _is_large(state.w_v)
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""

@@ -7,14 +7,13 @@ after it. So iterations come in groups of five,
     w <- a P(w) + b w + e anchor            four times; then the residual, and a decision
 
 and the graph of one group serves all of them. The host reads nothing but which images restart
-next, and not even that in relaxed iterations, which restart at fixed times: several groups of those
-are one graph. A restart reads all dual variables several times: groups without restarts have graphs
+next, and not even that in relaxed iterations, which restart at fixed times, and where the kernels
+decide (``compiled_restarts``): several groups of those are one graph. A restart reads all dual variables several times: groups without restarts have graphs
 of their own.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,15 +26,17 @@ from convexlift.solvers.copies import copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.iterations import RestartState
+from convexlift.solvers.replays import Fetched
 from convexlift.solvers.restart_rules import (
     RELAXATION,
     TEST_EVERY,
+    ArrivingMemory,
     RestartMemory,
     Restarts,
     lateness,
     rebalance,
 )
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, choose_images
 
 STEPS, MIX = slice(0, 3), slice(3, 6)
 """Columns of the table: tau, sigma and the sigma of means; a, b and e."""
@@ -61,17 +62,19 @@ class Groups:
         alike = (total == total[0]).all() and (due == due[0]).all()
         if (total % TEST_EVERY).any() or (total[0] < self.group.rules.relaxed and not alike):
             return False
-        self._images = images
+        self._active, self._images = active.clone(), images
         self.group.begin(memory, active)
         return True
 
-    def run(self, iterations: int, memory: RestartMemory) -> RestartMemory:
-        """Iterate; the counters after that."""
-        group, images = self.group, self._images
+    def run(self, iterations: int, before: RestartMemory) -> RestartMemory:
+        """Iterate; the counters after that, those of other images as they were."""
+        group, images, memory = self.group, self._images, before
         one = int(images.argmax())  # of those that iterate: relaxed ones are alike
-        total, due = int(memory.total[one]), bool(memory.restart_next[one])
-        plan, due = group.rules.relaxed_plan(total, due, iterations)
-        if plan:
+        plan: list[bool] = []
+        total = int(memory.total[one])
+        if total < group.rules.relaxed:
+            due = bool(memory.restart_next[one])
+            plan, due = group.rules.relaxed_plan(total, due, iterations)
             self._launch(group.relaxed, *plan)
             # The same for all images, and known without their residuals.
             memory = group.rules.relaxed_on(memory, plan, due)
@@ -80,13 +83,24 @@ class Groups:
             group.take(memory)
         if left and group.decides:
             self._launch(group.several, left)
-            return RestartMemory.unpacked(group.numbers.cpu())
+            return self._arriving(memory.total + TEST_EVERY * left, before)
         for _ in range(left):
             due = bool(memory.restart_next.numpy()[images].any())
             first = not due and bool((memory.inner.numpy()[images] == 0).any())
             self._launch(group.halpern, due, first)
             memory = RestartMemory.unpacked(group.numbers.cpu())
-        return memory
+        chosen: RestartMemory = choose_images(self._active, memory, before)
+        return chosen
+
+    def _arriving(self, total: Tensor, before: RestartMemory) -> RestartMemory:
+        fetched = Fetched(self.group.numbers)
+        if self._images.all():
+            return ArrivingMemory(total, fetched.numbers)
+        kept, active = before.packed(), self._active
+        return ArrivingMemory(
+            torch.where(active, total, before.total),
+            lambda: torch.where(active, fetched.numbers(), kept),
+        )
 
     def _launch(self, function: Callable[..., None], *given: int) -> None:
         key = function.__name__, *given
@@ -117,12 +131,12 @@ class Group:
         self._buffers, self._layer, self._iterate = buffers, layer, iterate
         self.rules, self._recent = restarts.rules, restarts.recent
         # With tensors in place of numbers, so that graphs serve other networks, too.
-        self._coupling = copy.copy(restarts.coupling)
+        self._coupling = restarts.coupling.about(None)
         self._coupling.weights = {
             v: {name: x.new_ones(()) for name in row}
             for v, row in restarts.coupling.weights.items()
         }
-        if isinstance(self._coupling.dual_weight, Tensor):
+        if isinstance(restarts.coupling.dual_weight, Tensor):
             self._coupling.dual_weight = x.new_ones(batch)
         self.origin_u, self.origin_v = (
             Blocks({name: torch.empty_like(part) for name, part in parts.items()})

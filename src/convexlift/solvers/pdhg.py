@@ -235,7 +235,10 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         """As ``start`` at the initial image."""
         if self._lifted is None or not calls.replays:
             return None
-        (u, v, tau, sigma), numbers = calls(started, self._lifted, self.coupling, headless)
+        if self.iterations.packs(self.problem.fidelity.y):  # too large for a graph
+            return None
+        given = self._lifted, self.coupling.about(None), headless
+        (u, v, tau, sigma, self.coupling.dual_weight), numbers = calls(started, *given)
         return self._from(u, v, sigma, tau), numbers
 
     def _known(self, v: Blocks, x: Tensor) -> Blocks:
@@ -244,10 +247,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return super()._known(v, x)
 
     def runs_ahead(self, state: RestartState) -> bool:
-        """On a GPU in relaxed iterations: in others, the host reads which images restart."""
-        relaxed = bool((state.memory.total < self.rules.relaxed).all())
-        running = self.iterations
-        return relaxed and isinstance(running, FusedIterations) and running.only_launches(state)
+        """On a GPU, if no host reads which images restart."""
+        running, relaxed = self.iterations, bool((state.memory.total < self.rules.relaxed).all())
+        return isinstance(running, FusedIterations) and running.only_launches(
+            state, relaxed=relaxed
+        )
 
     def finished(self, state: RestartState) -> RestartState:
         """w and the anchors are not needed to resume."""
@@ -354,17 +358,21 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
 def started(
     both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
-) -> tuple[tuple[Blocks, ...], tuple[Tensor, ...]]:
-    """u, v, tau and sigma of ``RestartedPDHG.replayed_start``, and its number if ``headless``."""
+) -> tuple[tuple[Blocks, Blocks, Blocks, Blocks, float | Tensor], tuple[Tensor, ...]]:
+    """u, v, tau, sigma and ``dual_weight`` of a start, and its number if ``headless``.
+
+    The coupling has the norms, and is about no data.
+    """
     problem, x = both.problem, both.problem.initial_image()
     numbers: tuple[Tensor, ...] = ()
     if headless and (head := SaturatedHead.of(problem)) is not None:
         numbers = (problem.network.saturated(problem.network.hidden(x).a[-1]),)
         problem = head.problem
     saddle = lifted(problem)
+    coupling = coupling.about(saddle)
     u, v = lifted_start(problem, saddle, x)
     sigma = first_sigma(saddle, coupling, u, v)
-    return (u, v, coupling.tau(sigma), sigma), numbers
+    return (u, v, coupling.tau(sigma), sigma, coupling.dual_weight), numbers
 
 
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:

@@ -12,6 +12,7 @@ All rules are per image.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -81,16 +82,58 @@ class RestartMemory:
         inner, total, restart, at_restart, at_test = numbers.double().unbind()
         return RestartMemory(inner.long(), total.long(), restart > 0, at_restart, at_test)
 
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The fields, in this order."""
+        return (
+            self.inner, self.total, self.restart_next,
+            self.residual_at_restart, self.residual_at_test,
+        )  # fmt: skip
+
     def packed(self) -> Tensor:
         """One row in double precision for each field, (5, B)."""
-        return torch.stack([each.double() for each in vars(self).values()])
+        return torch.stack([each.double() for each in self.rows])
 
     def following(self, active: Tensor) -> RestartMemory:
         """Images that are not active follow the first that is, and ask for no decisions."""
         first = active.to(torch.uint8).argmax()
-        return RestartMemory(
-            *(torch.where(active, numbers, numbers[first]) for numbers in vars(self).values())
-        )
+        return RestartMemory(*(torch.where(active, row, row[first]) for row in self.rows))
+
+
+class ArrivingMemory(RestartMemory):
+    """The state after iterations whose restarts a GPU decides: all but ``total`` is on its way.
+
+    Iterations can be launched without the rest, which is waited for when it is read.
+    """
+
+    def __init__(self, total: Tensor, wait: Callable[[], Tensor]) -> None:
+        """``wait`` gives the numbers of ``packed``."""
+        vars(self).update(total=total, _wait=wait)
+
+    @cached_property
+    def _arrived(self) -> RestartMemory:
+        wait: Callable[[], Tensor] = vars(self)["_wait"]
+        return RestartMemory.unpacked(wait())
+
+    @cached_property
+    def inner(self) -> Tensor:
+        """Waits."""
+        return self._arrived.inner
+
+    @cached_property
+    def restart_next(self) -> Tensor:
+        """Waits."""
+        return self._arrived.restart_next
+
+    @cached_property
+    def residual_at_restart(self) -> Tensor:
+        """Waits."""
+        return self._arrived.residual_at_restart
+
+    @cached_property
+    def residual_at_test(self) -> Tensor:
+        """Waits."""
+        return self._arrived.residual_at_test
 
 
 class RestartRules:
@@ -198,13 +241,13 @@ class RestartRules:
 
         r is the residual of the last one, needed if it is ``measured``.
         """
-        numbers = tuple(each.numpy() for each in vars(memory).values())
+        numbers = tuple(row.numpy() for row in memory.rows)
         after = self._counted(numbers, None if r is None else r.numpy(), count)
         return RestartMemory(*map(torch.from_numpy, after))
 
     def counted_there(self, memory: RestartMemory, r: Tensor | None, count: int) -> RestartMemory:
         """As ``counted``, for numbers on any device."""
-        return RestartMemory(*self._counted(tuple(vars(memory).values()), r, count))
+        return RestartMemory(*self._counted(memory.rows, r, count))
 
     def relaxed_plan(self, total: int, due: bool, limit: int) -> tuple[list[bool], bool]:
         """Which of the next groups of ``TEST_EVERY`` relaxed iterations begin with a restart.
