@@ -53,9 +53,9 @@ def test_as_the_plain_computation(name):
         duals = Blocks({n: p + 0.5 * p.abs().mean() * torch.randn_like(p) for n, p in v.items()})
         v1, pool = next(iter(duals.values())), 4 * (name in POOLED)
         t = v1.new_ones((2, 3, *(n // pool for n in v1.shape[2:]))) if pool else v1
-        assert FusedPass.of(stated.network, x, v1, t, pool) is not None
+        assert FusedPass.of(stated.network, x, v1.dtype, t, pool) is not None
         found, bounds = judge(stated, x, duals)
-        assert FusedPass.of(exact.network, x.double(), v1.double(), t.double(), pool) is None
+        assert FusedPass.of(exact.network, x.double(), torch.float64, t.double(), pool) is None
         doubled = Blocks({name: part.double() for name, part in duals.items()})
         expected, exact_bounds = judge(exact, x.double(), doubled)
     near = {"rtol": 3e-5, "atol": 0.0}
@@ -70,10 +70,37 @@ def test_as_the_plain_computation(name):
 def test_what_it_does_not_take():
     """Packed dual variables, and activations whose slope is no ramp."""
     net, x = ridge("huber", "zero").float(), torch.rand(1, 1, 8, 8, dtype=torch.float32)
-    network, v = net.bind((1, 8, 8)), torch.zeros(1, 3, 8, 8, dtype=torch.float32)
+    network, single = net.bind((1, 8, 8)), torch.float32
     t = network.output
-    assert FusedPass.of(network.to(device=DEVICE), x.to(DEVICE), v.to(DEVICE), t.to(DEVICE))
-    assert FusedPass.of(network, x, v.to(torch.int16), t) is None
-    assert FusedPass.of(network, x, v, t, pool=3) is None
+    assert FusedPass.of(network.to(device=DEVICE), x.to(DEVICE), single, t.to(DEVICE))
+    assert FusedPass.of(network, x, torch.int16, t) is None
+    assert FusedPass.of(network, x, single, t, pool=3) is None
     curved = ridge("softplus", "zero").float().bind((1, 8, 8))
-    assert FusedPass.of(curved, x, v, curved.output) is None
+    assert FusedPass.of(curved, x, single, curved.output) is None
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_tangent_is_the_plain_one(name):
+    """p = t h'(a), except where a is so close to a kink that rounding decides about its side."""
+    torch.manual_seed(2)
+    y = torch.rand(2, 1, 19, 37) * torch.tensor([0.3, 3.0])[:, None, None, None]
+    network = NETWORKS[name]()
+    noise = torch.tensor([0.05, 0.2]) if name == "weights of images" else 0.1
+    stated = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=network, weight=0.4, box=(0.0, 4.0),
+        noise=noise if network.reads_data else None,
+    ).to(dtype=torch.float32, device=DEVICE)  # fmt: skip
+    exact, (layer,) = stated.to(dtype=torch.float64), stated.network.layers
+    with torch.no_grad():
+        x = stated.initial_image()
+        a = exact.network.hidden(x.double()).a[0]
+        expected = exact.network.tangent(0.4, x.double(), [a]).p[0]
+        found = minorant.OnePass(stated.network, None).tangent(0.4, x)
+    assert found.dtype == torch.float32
+    ramp = layer.activation.ramp
+    far = ((a - ramp.left).abs() > 1e-5) | bool(ramp.width > 0)
+    assert far.double().mean() > 0.99
+    steep = 1e-5 / ramp.width if ramp.width else 0.0  # a is known up to rounding
+    error = torch.where(far, found - expected, 0.0).abs().amax()
+    assert error <= (1e-6 + steep) * expected.abs().amax()

@@ -1,6 +1,6 @@
 // A convolutional layer and its adjoint in one pass over its dual variable, for images with one
-// channel: the sums of a certificate (see problems/minorant.py), and what belongs to iterations: the
-// primal half and restarts. The dual half is in dual_step.cu, the rules of restarts in restart_rules.cu,
+// channel: the sums of a certificate (see problems/minorant.py), the first dual variable, and what belongs
+// to iterations: the primal half and restarts. The dual half is in dual_step.cu, the rules of restarts in restart_rules.cu,
 // which follow this text.
 //
 // A thread holds PIXELS pixels of a column, one channel after the other, and two windows of the image
@@ -282,6 +282,34 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     if (here.thread == 0) {
         totals[2 * here.tile()] = all_values;
         totals[2 * here.tile() + 1] = all_losses;
+    }
+}
+
+// p = t h'(a), a = V x + bias, t = weight W: the dual variable of the tangent at x.
+__global__ void __launch_bounds__(THREADS, PROGRAMS) tangent(
+    const float* x_padded, float* slopes, const float* filters, const float* bias,
+    const float* outputs, const float* weights,
+    double low_, double high_, double left_, double ramp_width_,
+    int apart, int bias_apart, int height, int width)
+{
+    __shared__ float4 taps[CHANNELS * ROOM];
+    const Place here(height, width);
+    const float weight = weights[here.image], left = left_;
+    const float low = low_, rise_by = high_ - low_, ramp_width = fmaxf((float)ramp_width_, TINY);
+    const long long begin = (long long)here.image * CHANNELS * here.size;
+    load_taps(taps, filters, here);
+    Window x, unused;
+    start(x, unused, x_padded, here);
+#pragma unroll 1
+    for (int channel = 0; channel < CHANNELS; channel++) {
+        Pixels a;
+        EACH_PIXEL a[p] = bias_of(bias, bias_apart, channel, p, here);
+        respond(a, x, taps + channel * ROOM);
+        EACH_PIXEL if (here.holds(p)) {
+            const float t = weight * multiplier(outputs, apart, channel, p, here);
+            const float share = __saturatef((a[p] - left) / ramp_width);
+            slopes[begin + here.at(channel, p)] = t * (low + rise_by * share);
+        }
     }
 }
 

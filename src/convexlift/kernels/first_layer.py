@@ -30,7 +30,7 @@ FEW = 256
 """Tiles that leave a large GPU idle, where twice as many low ones are faster (measured)."""
 ITERATION = ("primal_step", "dual_step", "moved_anchor", "counted", "rebalanced")
 """Kernels of iterations and restarts."""
-NAMES = (*ITERATION, "one_pass", "gathered")
+NAMES = (*ITERATION, "one_pass", "gathered", "tangent")
 FILES = ("tiles.cu", "first_layer.cu", "gathered.cu", "dual_step.cu", "restart_rules.cu")
 """Texts, of which each may use what is in those before it."""
 LARGEST_FILTER = 49
@@ -45,6 +45,7 @@ def tile_for(size: Sequence[int], images: int) -> tuple[int, int]:
     return LOW_TILE if tiles < FEW else TILE
 
 
+@cache
 def compiled(
     name: str,
     device: torch.device,

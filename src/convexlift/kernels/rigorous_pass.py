@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ MOST_TAPS = 4096
 """Taps of all filters, an even number each, which share 48 KB with the windows of a tile."""
 
 
+@cache
 def compiled(
     name: str,
     device: torch.device,

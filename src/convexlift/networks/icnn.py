@@ -23,7 +23,7 @@ from convexlift.descriptions import Described, Description, filters
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
-from convexlift.networks.maps import LinearMap, non_finite
+from convexlift.networks.maps import LinearMap, fetched, non_finite, total_weight
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape
 
@@ -275,28 +275,29 @@ class InputConvexNetwork(Described, nn.Module):
                 )
         if self.output.is_meta:
             return
-        for name, place in non_finite(self):
+        maps = {name: each.smallest_weight() for name, each in self._nonnegative_maps()}
+        least = self.output.detach().min()
+        total, of_output, *of_maps = fetched(total_weight(self), least, *maps.values())
+        for name, place in () if total < math.inf else non_finite(self):
             raise ValueError(f"{name} of the network is not finite at {place}; load it again")
-        for name, linear_map in self._nonnegative_maps():
-            # `not >=` also catches NaN.
-            if not (smallest := linear_map.smallest_weight()) >= 0:
+        for name, smallest in zip(maps, of_maps, strict=True):
+            if not smallest >= 0:  # also for NaN
                 raise ValueError(
                     f"{name} has the weight {smallest:g}, but must be nonnegative for the "
                     "network to be convex; construct it with nonnegative=True, or call "
                     "network.project_() after each optimiser step"
                 )
         for number, layer in self._numbered():
-            if layer.shares is None:
-                continue
-            if not bool((layer.shares >= 0).all() and (layer.shares.sum(1) > 0).all()):
+            shares = layer.shares
+            if shares is not None and not bool((shares >= 0).all() and (shares.sum(1) > 0).all()):
                 raise ValueError(
                     f"the shares of layer {number} must be nonnegative, and one of each channel "
                     "positive, for the network to be convex; call network.project_() after each "
                     "optimiser step"
                 )
-        if not (smallest := float(self.output.detach().min())) >= 0:
+        if not of_output >= 0:
             raise ValueError(
-                f"the output weights contain {smallest:g}, but must be nonnegative for the "
+                f"the output weights contain {of_output:g}, but must be nonnegative for the "
                 "network to be convex; call network.project_() after each optimiser step"
             )
 

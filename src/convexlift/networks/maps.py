@@ -56,9 +56,9 @@ class LinearMap(ProblemPart, nn.Module, ABC):
         """Apply the map to a batch."""
         return self.operator(tuple(x.shape[1:]))(x)
 
-    def smallest_weight(self) -> float:
+    def smallest_weight(self) -> Tensor | float:
         """The most negative entry; zero for maps without weights."""
-        return min((float(p.detach().min()) for p in self.parameters()), default=0.0)
+        return _smallest([parameter.detach().min() for parameter in self.parameters()])
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -82,18 +82,35 @@ class LinearMap(ProblemPart, nn.Module, ABC):
         raise ValueError(f"start_from_filters_ cannot set a {type(self).__name__}")
 
 
-def non_finite(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names of weights with NaN or infinities, and their places.
+def _smallest(numbers: Sequence[Tensor | float]) -> Tensor | float:
+    """The least of them, or NaN; without waiting for a GPU."""
+    there = [number for number in numbers if isinstance(number, Tensor)]
+    here = min((number for number in numbers if not isinstance(number, Tensor)), default=0.0)
+    if here < 0 or not there:
+        return here
+    return there[0] if len(there) == 1 else torch.stack(there).min()
 
-    A GPU is asked for the sum of all |weights| first, and that only if it is finite.
-    """
-    named = [*module.named_parameters(), *module.named_buffers()]
-    parts = [part.detach() for _, part in named]
-    if len({(part.device, part.dtype) for part in parts}) == 1 and parts[0].is_floating_point():
-        sums = torch.stack(torch._foreach_norm(parts, 1))
-        if bool(sums.sum() < math.inf):
-            return
-    for name, part in named:
+
+def total_weight(module: nn.Module) -> Tensor | float:
+    """The sum of all |weights|, infinite unless all are finite, or if they are of several kinds."""
+    parts = [part.detach() for part in (*module.parameters(), *module.buffers())]
+    if len({(part.device, part.dtype) for part in parts}) > 1 or not parts[0].is_floating_point():
+        return math.inf
+    return torch.stack(torch._foreach_norm(parts, 1)).sum()
+
+
+def fetched(*numbers: Tensor | float) -> list[float]:
+    """Numbers on the host, in one transfer: a GPU is waited for once."""
+    there = [number for number in numbers if isinstance(number, Tensor)]
+    if len({number.device for number in there}) > 1:
+        return [float(number) for number in numbers]
+    known = iter(torch.stack(there).tolist() if there else ())
+    return [next(known) if isinstance(number, Tensor) else number for number in numbers]
+
+
+def non_finite(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of weights with NaN or infinities, and their places."""
+    for name, part in (*module.named_parameters(), *module.named_buffers()):
         if (place := first_non_finite(part)) is not None:
             yield name, place
 
@@ -233,7 +250,7 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
             )
         return DifferenceOperator(input_shape)
 
-    def smallest_weight(self) -> float:
+    def smallest_weight(self) -> Tensor | float:
         """-1, so that networks refuse it as a map from an earlier layer."""
         return -1.0
 
@@ -290,9 +307,9 @@ class Chain(LinearMap, name="Chain"):
             shape = factors[0].output_shape(shape)
         return Composition(tuple(factors))
 
-    def smallest_weight(self) -> float:
+    def smallest_weight(self) -> Tensor | float:
         """The most negative entry of all maps."""
-        return min(each.smallest_weight() for each in self.maps)
+        return _smallest([each.smallest_weight() for each in self.maps])
 
     def sum_inputs_(
         self, channels: int, variety: float = 0.0, factors: Tensor | None = None

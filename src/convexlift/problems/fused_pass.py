@@ -1,4 +1,4 @@
-"""The first layer of ``minorant.OnePass`` on a GPU, in two kernels.
+"""The first layer of ``minorant.OnePass`` on a GPU, in two kernels, and its tangent in one.
 
 ``one_pass`` of ``first_layer.cu`` leaves V* p in tiles, which ``gathered.cu`` adds up.
 """
@@ -27,7 +27,7 @@ POOLS = (4, 8, 16, 32)
 class FusedPass:
     """The value and slack of a layer, and the slope of its minorant, from x and dual variables."""
 
-    kernels: tuple[Any, Any]
+    kernels: tuple[Any, Any, Any]
     tile: tuple[int, int]
     size: tuple[int, int]
     ramp: Ramp
@@ -38,37 +38,37 @@ class FusedPass:
 
     @staticmethod
     def of(
-        network: BoundNetwork, x: Tensor, v: Tensor, multipliers: Tensor, pool: int = 0
+        network: BoundNetwork, x: Tensor, dtype: torch.dtype, multipliers: Tensor, pool: int = 0
     ) -> FusedPass | None:
-        """The kernels for these tensors, or None if there are none.
+        """The kernels for images, and dual variables of a type, or None if there are none.
 
         ``multipliers`` are those of the layer, or of its blocks of ``pool`` x ``pool`` pixels.
         """
         layer = network.layers[0]
         convolution, ramp = layer.operators[IMAGE].convolution, layer.activation.ramp
         bias, (_, height, width) = layer.bias, layer.shape
-        single = all(each.dtype == torch.float32 for each in (x, v, multipliers))
+        single = {x.dtype, dtype, multipliers.dtype} == {torch.float32}
         if convolution is None or ramp is None or ramp.low == ramp.high or not single:
             return None
-        if v[0].numel() >= first_layer.LARGEST:
+        if math.prod(layer.shape) >= first_layer.LARGEST:
             return None
         if pool and (pool not in POOLS or height % pool or width % pool):
             return None
         filters = convolution.weight.detach().contiguous()
-        tile = first_layer.tile_for((height, width), len(v))
+        tile = first_layer.tile_for((height, width), len(x))
         coarse = pool or int(multipliers[0, 0].numel() > 1)
-        one_pass, gathered = (
+        kernels = tuple(
             first_layer.compiled(
                 name, x.device, filters.shape, tile=tile, coarse=coarse, pool=pool,
                 aligned=width % 4 == 0,
                 biased=bias is not None and bias.numel() > len(filters),
             )
-            for name in ("one_pass", "gathered")
+            for name in ("one_pass", "gathered", "tangent")
         )  # fmt: skip
-        if one_pass is None or gathered is None:
+        if None in kernels:
             return None
         bias = filters.new_zeros(len(filters)) if bias is None else bias.contiguous()
-        kernels, boundary = (one_pass, gathered), BOUNDARIES.index(convolution.boundary)
+        boundary = BOUNDARIES.index(convolution.boundary)
         return FusedPass(kernels, tile, (height, width), ramp, filters, bias, pool, boundary)
 
     def __call__(
@@ -80,20 +80,17 @@ class FusedPass:
         x with its margins.
         """
         batch, ramp, sides = len(v), self.ramp, self.filters.shape[-2:]
-        tile, (height, width) = self.tile, self.size
-        tiles = [-(-n // side) for n, side in zip(self.size, tile, strict=True)]
+        tile, (height, width), tiles = self.tile, self.size, self._tiles
         around = [side + k - 1 for side, k in zip(tile, sides, strict=True)]
-        spill = padded.new_empty((batch, math.prod(tiles), math.prod(around)))
-        totals = padded.new_empty((batch, math.prod(tiles), 2), dtype=torch.float64)
+        spill = padded.new_empty((batch, tiles, math.prod(around)))
+        totals = padded.new_empty((batch, tiles, 2), dtype=torch.float64)
         c = padded.new_empty((batch, 1, height, width))
         rows = tile[0] // first_layer.WARPS  # of a thread
         blocks = (height // rows, len(self.filters), width // self.pool) if self.pool else (0,)
         sums = padded.new_empty((batch, *blocks))
-        weights = (padded.new_ones((batch, 1, 1, 1)) * weight).to(padded)
-        multipliers = multipliers.contiguous()
-        apart = (t[0].numel() if len(t) == batch else 0 for t in (multipliers, self.bias))
-        launch = {"grid": (math.prod(tiles), batch, 1), "block": first_layer.BLOCK}
-        one_pass, gathered = self.kernels
+        weights, multipliers, apart = self._multipliers(weight, multipliers, padded)
+        launch = {"grid": (tiles, batch, 1), "block": first_layer.BLOCK}
+        one_pass, gathered, _ = self.kernels
         with current(padded.device):
             one_pass(
                 **launch,
@@ -107,3 +104,29 @@ class FusedPass:
             sums = sums.reshape(batch, height // self.pool, self.pool // rows, *blocks[1:])
             value = sums.sum(2).transpose(1, 2) / self.pool**2
         return value, slack, c
+
+    def tangent(self, weight: Scalar, multipliers: Tensor, padded: Tensor) -> Tensor:
+        """t h'(a), without pooling."""
+        batch, ramp = len(padded), self.ramp
+        p = padded.new_empty((batch, len(self.filters), *self.size))
+        weights, multipliers, apart = self._multipliers(weight, multipliers, padded)
+        with current(padded.device):
+            self.kernels[2](
+                grid=(self._tiles, batch, 1), block=first_layer.BLOCK,
+                args=[padded.contiguous(), p, self.filters, self.bias, multipliers, weights,
+                      ramp.low, ramp.high, ramp.left, ramp.width, *apart, *self.size],
+            )  # fmt: skip
+        return p
+
+    @property
+    def _tiles(self) -> int:
+        return math.prod(-(-n // side) for n, side in zip(self.size, self.tile, strict=True))
+
+    def _multipliers(
+        self, weight: Scalar, multipliers: Tensor, padded: Tensor
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Both as kernels read them; distances of the multipliers and biases of two images."""
+        batch, multipliers = len(padded), multipliers.contiguous()
+        weights = (padded.new_ones((batch, 1, 1, 1)) * weight).to(padded)
+        apart = [t[0].numel() if len(t) == batch else 0 for t in (multipliers, self.bias)]
+        return weights, multipliers, apart

@@ -218,7 +218,7 @@ class OnePass:
         if self._upper is not None:
             above = _Head(self.layer, *self._upper, weight, others)
         padded = self.operator.padding(x)
-        fused = FusedPass.of(self.network, x, v, above.numbers, above.pool)
+        fused = FusedPass.of(self.network, x, v.dtype, above.numbers, above.pool)
         if fused is not None:
             above.received, slack, c = fused(above.weight, above.numbers, padded, v)
             regularizer, rest, last = above.finish()
@@ -248,6 +248,9 @@ class OnePass:
         assert self.pooling is None
         h, above = self.layer.activation, _Above(self.network, weight, x)
         padded = self.operator.padding(x)
+        fused = None if packed else FusedPass.of(self.network, x, x.dtype, above.numbers)
+        if fused is not None:
+            return fused.tangent(above.weight, above.numbers, padded)
         _, height, width = self.layer.shape
         shape = x.shape[0], self.operator.weight.shape[0], height, width
         p = x.new_empty(shape, dtype=CODES if packed else x.dtype)

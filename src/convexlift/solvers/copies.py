@@ -1,8 +1,12 @@
-"""Copies of several tensors in one call: launches cost a host more than small copies a GPU."""
+"""Copies of several tensors in one call: launches cost a host more than small copies a GPU.
+
+And of numbers to the host, as parts of graphs (``Mailbox``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,3 +38,48 @@ def clone_blocks(*vectors: Blocks) -> Iterator[Blocks]:
     """A copy of each block vector."""
     made = iter(clones([part for parts in vectors for part in parts.values()]))
     return (Blocks({name: next(made) for name in parts}) for parts in vectors)
+
+
+class Mailbox:
+    """A place on the host, in pinned memory, to which a graph sends its numbers."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.source = like.device
+        self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+        self._arrived = torch.cuda.Event() if like.is_cuda else None  # type: ignore[no-untyped-call]
+        self._expected: Letter | None = None
+
+    def send(self, numbers: Tensor) -> None:
+        """Part of the graph."""
+        self._host.copy_(numbers, non_blocking=True)
+
+    def empty(self) -> None:
+        """Before each replay, which overwrites what nobody has read so far."""
+        if self._expected is not None:
+            self._expected.numbers  # noqa: B018
+
+    def expected(self) -> Letter:
+        """What was sent by all launches so far."""
+        if self._arrived is not None:
+            self._arrived.record()
+        self._expected = Letter(self)
+        return self._expected
+
+    def wait(self) -> Tensor:
+        """Wait for the letter that is expected, and not for what was launched later."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        self._expected = None
+        return self._host.clone()
+
+
+class Letter:
+    """The numbers of one replay."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """Wait for them."""
+        return self._mailbox.wait()

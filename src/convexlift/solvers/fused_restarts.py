@@ -7,9 +7,9 @@ after it. So iterations come in groups of five,
     w <- a P(w) + b w + e anchor            four times; then the residual, and a decision
 
 and the graph of one group serves all of them. The host reads nothing but which images restart
-next, and not even that in relaxed iterations, which restart at fixed times, and where the kernels
-decide (``compiled_restarts``): several groups of those are one graph. A restart reads all dual variables several times: groups without restarts have graphs
-of their own.
+next, and not even that in relaxed iterations, which restart at fixed times, and where kernels
+decide (``compiled_restarts``): several groups of those are one graph. A restart reads all dual
+variables several times: relaxed groups without restarts have graphs of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from convexlift.solvers.copies import copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.iterations import RestartState
-from convexlift.solvers.replays import Fetched
 from convexlift.solvers.restart_rules import (
     RELAXATION,
     TEST_EVERY,
@@ -93,13 +92,13 @@ class Groups:
         return chosen
 
     def _arriving(self, total: Tensor, before: RestartMemory) -> RestartMemory:
-        fetched = Fetched(self.group.numbers)
+        numbers = self.group.numbers.clone()
         if self._images.all():
-            return ArrivingMemory(total, fetched.numbers)
+            return ArrivingMemory(total, numbers.cpu)
         kept, active = before.packed(), self._active
         return ArrivingMemory(
             torch.where(active, total, before.total),
-            lambda: torch.where(active, fetched.numbers(), kept),
+            lambda: torch.where(active, numbers.cpu(), kept),
         )
 
     def _launch(self, function: Callable[..., None], *given: int) -> None:

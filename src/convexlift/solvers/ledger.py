@@ -85,7 +85,7 @@ class Ledger:
         self.history = History()
         self.saturated: Tensor | None = None  # of the last check: see ``Solver.reconsider``
         self._best = Best(problem, state.x, self.tolerance or 0.0)
-        self.claims: list[Claim | None] = [None] * size
+        self.claims: list[tuple[Claim, int] | None] = [None] * size  # and the row in it
         self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
         self._refusals = [0] * size
         self._next_claim = [0] * size  # the check at which the next claim is worth trying
@@ -215,8 +215,7 @@ class Ledger:
         """The result, once all images have ended."""
         self._settle()
         self._replays.release()
-        whole = join_images([each for each in self.claims if each is not None])
-        whole = unpacked(self.problem, whole)
+        whole = unpacked(self.problem, self._whole())
         last = self.history.records[-1]
         numbers = torch.tensor(self._claimed, dtype=torch.float64).unbind(1)
         self.history.records[-1] = replace(last, lower_bound=numbers[0], gap=numbers[1])
@@ -235,6 +234,15 @@ class Ledger:
             Proof(self.problem, whole),
             self.problem.regularizer.weight_map,
         )
+
+    def _whole(self) -> Claim:
+        """All claims as one, without a copy if they were made together."""
+        found = [each for each in self.claims if each is not None]
+        first = found[0][0]
+        together = len(first.x) == len(found)
+        if together and all(each == (first, i) for i, each in enumerate(found)):
+            return first
+        return join_images([select_images(each, slice(row, row + 1)) for each, row in found])
 
     def _confirm(self, rough: Tensor) -> bool:
         """End the images whose rigorous claim confirms the rough gap; whether any was claimed."""
@@ -326,7 +334,7 @@ class Ledger:
 
     def _claim(
         self, images: list[int], replays: Replays, rows: Tensor | slice
-    ) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
+    ) -> Iterator[tuple[int, tuple[Claim, int], tuple[float, float]]]:
         """Rigorous claims about the best of these images so far, with their bounds and gaps."""
         best, witness = self._best.images(), self._best.witness
         assert witness is not None
@@ -343,13 +351,13 @@ class Ledger:
         claimed = stated(x, found, numbers)
         if replays is not self._replays:
             replays.release()
+        lower, gap = numbers[1].tolist(), numbers[2].tolist()
         for i, row in zip(images, wanted, strict=True):
-            _, lower, gap, *_ = (float(each[row]) for each in numbers)
-            yield i, select_images(claimed, slice(row, row + 1)), (lower, gap)
+            yield i, (claimed, row), (lower[row], gap[row])
 
     def _rough_claim(
         self, x: Tensor, images: list[int]
-    ) -> Iterator[tuple[int, Claim, tuple[float, float]]]:
+    ) -> Iterator[tuple[int, tuple[Claim, int], tuple[float, float]]]:
         """Claims from the checks in working precision; they guarantee nothing."""
         assert self._best.witness is not None
         objective = self._best.numbers()[0]
@@ -359,7 +367,7 @@ class Ledger:
         J, bound, left = (number.to(x.device) for number in (objective, lower, gap))
         whole = Claim(x, J, bound, left, none, 0.0, duals, theta, None)
         for i in images:
-            yield i, select_images(whole, slice(i, i + 1)), (float(lower[i]), float(gap[i]))
+            yield i, (whole, i), (float(lower[i]), float(gap[i]))
 
     @cached_property
     def _places(self) -> tuple[Tensor, ...]:

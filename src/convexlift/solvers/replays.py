@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
-from convexlift.solvers.copies import clones, copy_all
+from convexlift.solvers.copies import Mailbox, clones, copy_all
 from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
 from convexlift.tensors import unrepeated
 
@@ -210,9 +210,16 @@ class Replays:
             return found, len(numbers), torch.cat([none, *rows, *flags])
 
         with Rehearsal([*held.tensors, *copies.tensors]):
-            launch()
-        known.outcome, known.compute = GRAPHS.capture(launch)
-        known.copies = copies
+            _, _, together = launch()
+        mailbox = Mailbox(together)
+
+        def launch_and_send() -> tuple[Any, int]:
+            found, count, together = launch()
+            mailbox.send(together)
+            return found, count
+
+        known.outcome, known.compute = GRAPHS.capture(launch_and_send)
+        known.copies, known.mailbox = copies, mailbox
 
 
 class Workshop:
@@ -275,8 +282,9 @@ class Recording:
         self.answers, self.tries = answers, tries
         self.refusal = ""  # why there is no graph
         self.copies: Copies | None = None
-        self.outcome: tuple[Any, int, Tensor]
+        self.outcome: tuple[Any, int]
         self.compute: Callable[[], None]
+        self.mailbox: Mailbox
 
     @cached_property
     def _found(self) -> tuple[list[Tensor], list[int], Callable[[Iterator[Tensor]], Any]]:
@@ -285,49 +293,34 @@ class Recording:
         A tensor may be several parts: the dual variables of the best bound, here and everywhere.
         """
         assert self.copies is not None
-        found, _, together = self.outcome
-        inputs, parts = self.copies.tensors, kind_of(found, together.device)[1]
+        found, device = self.outcome[0], self.mailbox.source
+        inputs, parts = self.copies.tensors, kind_of(found, device)[1]
         known = {id(each): each for each in (*inputs, *parts)}
         places = {name: place for place, name in enumerate(known)}
         own = list(known.values())[len(inputs) :]
-        return own, [places[id(part)] for part in parts], builder(found, together.device)
+        return own, [places[id(part)] for part in parts], builder(found, device)
 
     def play(self, tensors: list[Tensor]) -> Pending:
         """The results for these tensors; _Changed if they would have other decisions."""
         assert self.copies is not None
+        self.mailbox.empty()
         self.copies.fill(tensors)
         self.compute()
-        _, count, together = self.outcome
+        letter = self.mailbox.expected()
+        count = self.outcome[1]
         own, places, made = self._found
         # Results that are inputs are handed back, and others copied: the next replay changes them.
         known = [*tensors, *clones(own)]
         results = made(known[place] for place in places)
-        host = Fetched(together)
 
         def waited() -> Outcome:
-            found = host.numbers()
+            found = letter.numbers
             end = len(found) - len(self.answers)
             if found[end:].tolist() != self.answers:
                 raise _Changed
             return results, found[:end].reshape(count, -1).unbind() if count else ()
 
         return waited
-
-
-class Fetched:
-    """Numbers on their way to the host."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._host = numbers.to("cpu", non_blocking=True, copy=True)
-        self._arrived = torch.cuda.Event() if numbers.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def numbers(self) -> Tensor:
-        """Wait for them, and not for what was launched later."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._host.clone()  # the other is in memory that is scarce
 
 
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
