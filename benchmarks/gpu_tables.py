@@ -151,7 +151,7 @@ def watched(device: str) -> Iterator[dict[str, float]]:
         setattr(owner, name, call)
         return lambda: setattr(owner, name, original)
 
-    of_functions = {"judged": "checks", "proved": "claims", "dual_images": "images of duals",
+    of_functions = {"judged": "checks", "proved": "claims", "claimed": "claims",
                     "guessed": "first image", "started": "first image"}  # fmt: skip
     undo = [
         timed(PDHG, "solver", lambda *_: "solver"),

@@ -44,7 +44,7 @@ from convexlift.problems.data_bound import (
 )
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
-from convexlift.problems.minorant import Minorant, OnePass, image_of_duals, minorant_at
+from convexlift.problems.minorant import Minorant, OnePass, minorant_at
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import repaired, tightened
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
@@ -226,12 +226,6 @@ def judged(
     witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
     numbers = evaluation.numbers(bounds.everywhere.gap, bounds.near.gap)
     return (evaluation.on(None) if evaluated else None, witnesses), numbers
-
-
-def dual_images(both: InBoth, x: Tensor, duals: Blocks) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-    """``image_of_duals`` as results and numbers."""
-    found = image_of_duals(both.problem, x, duals)
-    return (None, ()) if found is None else (found[0], (found[1],))
 
 
 def _best_of(

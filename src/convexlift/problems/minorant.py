@@ -48,6 +48,7 @@ from convexlift.tensors import (
     Scalar,
     channel_slices,
     converted,
+    expand_per_image,
     local,
     sum_per_image,
 )
@@ -104,22 +105,13 @@ def _curvatures(problem: VariationalProblem) -> Tensor | None:
     return None if d is None or k is None else k * converted(d, problem.fidelity.y).square()
 
 
-def duals_determine_images(problem: VariationalProblem) -> bool:
-    """Whether there may be an ``image_of_duals`` for some images of the batch."""
-    curvatures = _curvatures(problem)
-    if curvatures is None:
-        return False
-    seen = (curvatures > 0).expand_as(problem.fidelity.y)
-    return bool(seen.flatten(1).all(1).any())
-
-
 def image_of_duals(
     problem: VariationalProblem, x: Tensor, duals: Blocks
-) -> tuple[Tensor, Tensor] | None:
-    """argmin_x D(A x, y) + <c, x> in the box, c the slope of dual variables, and its objective.
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """argmin_x D(A x, y) + <c, x> in the box, c the slope of dual variables; two objectives.
 
     At a solution, the solution itself. For quadratic data of single pixels, all of them seen; else
-    None. Any images x will do.
+    None. The objectives are those of this image and of x, which may be any images.
     """
     d, k, y = problem.operator.diagonal, problem.fidelity.curvature, problem.fidelity.y
     curvatures = _curvatures(problem)
@@ -133,9 +125,21 @@ def image_of_duals(
 
     if one_pass is None:
         found = image(made_feasible(network, weight, x, duals).c)
-        return found, problem.evaluate(found).objective
-    found = image(one_pass(weight, x, duals)[1].c)
-    return found, problem.evaluation(found, one_pass(weight, found, duals)[0]).objective
+        return found, problem.evaluate(found).objective, problem.evaluate(x).objective
+    regularizer, minorant, _ = one_pass(weight, x, duals)
+    found, before = image(minorant.c), problem.evaluation(x, regularizer).objective
+    return found, problem.evaluation(found, one_pass(weight, found, duals)[0]).objective, before
+
+
+def better_image(problem: VariationalProblem, x: Tensor, duals: Blocks) -> Tensor:
+    """The image that goes with dual variables, where there is one and it is better than x.
+
+    Iterations in which duals count more (``Coupling.dual_weight``) leave images behind.
+    """
+    if (found := image_of_duals(problem, x, duals)) is None:
+        return x
+    image, objective, before = found
+    return torch.where(expand_per_image(objective < before, x), image, x)  # x for NaN
 
 
 def proving_duals(problem: VariationalProblem, x: Tensor, witness: Blocks) -> tuple[Blocks, Duals]:

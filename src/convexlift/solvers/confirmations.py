@@ -19,6 +19,7 @@ from torch import Tensor
 
 from convexlift.problems.certificate import CLEARANCE
 from convexlift.problems.claims import InBoth, Proved, proved
+from convexlift.problems.minorant import better_image
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import ROUNDING, repaired
 from convexlift.solvers.replays import Replays
@@ -28,20 +29,29 @@ INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 """Fractions of a move to a simpler image, tried if rounding puts an image outside the domain."""
 
 
+def claimed(
+    both: InBoth, x: Tensor, witness: Blocks, tolerance: float
+) -> tuple[tuple[Tensor, Proved], tuple[Tensor, ...]]:
+    """``proved`` about x, or about the image that goes with its dual variables, if it is better."""
+    x = better_image(both.problem, x, witness)
+    found, numbers = proved(both, x, witness, tolerance)
+    return (x, found), numbers
+
+
 def confirmed(
     replays: Replays,
-    best: Tensor,
+    first: tuple[Tensor, Proved, tuple[Tensor, ...]],
     witness: Blocks,
     tolerance: float,
     places: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[Tensor, Proved, tuple[Tensor, ...]]:
     """The images of a claim, which may have moved, and what ``proved`` says about them.
 
-    ``places`` gives images inside the domain of the data term, towards which images may move.
+    ``first`` is the same for the images as they were; ``places`` gives images inside the domain of
+    the data term, towards which images may move.
     """
-    problem, x = replays.both.problem, best
-    found, numbers = replays(proved, x, witness, tolerance)
-    fine = numbers[0].isfinite()
+    problem, (x, found, numbers) = replays.both.problem, first
+    best, fine = x, numbers[0].isfinite()
     for share, place in () if bool(fine.all()) else itertools.product(INWARDS, places()):
         moved = problem.bounds.project(best + share * (place - best))
         x = choose_images(fine, x, moved)

@@ -6,28 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from convexlift.problems.certificate import dual_images, judged
-from convexlift.problems.claims import (
-    Claim,
-    Guarantee,
-    last_digit,
-    stated,
-    unpacked,
-)
+from convexlift.problems.certificate import judged
+from convexlift.problems.claims import Claim, Guarantee, last_digit, proved, stated, unpacked
 from convexlift.problems.data_bound import Scopes
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
-from convexlift.problems.minorant import duals_determine_images
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.best import Best
-from convexlift.solvers.confirmations import confirmed
+from convexlift.solvers.confirmations import claimed, confirmed
 from convexlift.solvers.method import State
 from convexlift.solvers.replays import Pending, Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
@@ -92,15 +84,27 @@ class Ledger:
         self._callback = callback
         self.clock = Stopwatch()
         self._replays, self._both = replays, replays.both
+        self._judged = state.x  # the images that are being judged
+        self._early: tuple[Tensor, Blocks, Pending] | None = None  # a claim launched early
 
     def judging(self, iteration: int, state: State) -> Pending | None:
         """Launch what ``check`` will read; None if that is decided there.
 
         Bounds are left out if nothing reads them and no image ends here.
         """
+        self._judged, self._early = state.x, None
         if self._bounds_unread and 0 < iteration < self._limit:
             return None
-        return self._replays.launched(judged, state.x, state.duals, *self._wanted)
+        return self._replays.launched(judged, self._judged, state.duals, *self._wanted)
+
+    def claim_early(self, judging: Pending | None) -> None:
+        """Launch the claim that follows if the check will find that all images have converged."""
+        whole = self.rigorous and self._best.everywhere and bool(self.active.all())
+        if judging is None or not whole or not self._replays.replays:
+            return
+        x, witness = self._judged, judging.found[1].everywhere
+        launched = self._replays.launched(claimed, x, witness, self.tolerance or 0.0)
+        self._early = x, witness, launched
 
     def expects_more(self) -> bool:
         """Whether no image is expected to converge at the next check, if gaps shrink as before."""
@@ -155,8 +159,9 @@ class Ledger:
         self, iteration: int, state: State, judging: Pending | None
     ) -> tuple[Tensor, Tensor | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
         """Images, flat images, witnesses and numbers (``judged``, without bounds if unread)."""
-        x = state.x
-        if (judging := judging or self.judging(iteration, state)) is None:
+        judging = judging or self.judging(iteration, state)
+        x = self._judged
+        if judging is None:
             evaluation = self.problem.evaluate(x)
             flat = self._flat(evaluation, iteration)
             if flat is None or not (self.active & flat).any():
@@ -252,13 +257,10 @@ class Ledger:
         images = [i for i, ends in enumerate(done) if ends and checks >= self._next_claim[i]]
         if not images:
             return False
-        some = self._some(images)
-        if self._best.everywhere:
-            self._take_images_of_duals(images, *some)
-        for i, claimed, numbers in self._claim(images, *some):
+        for i, found, numbers in self._claim(images, *self._some(images), confirm=True):
             gap, before = numbers[1], self._claimed[i][1]
             if gap <= before:
-                self.claims[i], self._claimed[i] = claimed, numbers
+                self.claims[i], self._claimed[i] = found, numbers
             if gap <= self.tolerance:
                 self._end(i, Status.CONVERGED)
                 continue
@@ -277,27 +279,6 @@ class Ledger:
                 return Replays(some), rows
         return self._replays, slice(None)  # not copied: dual variables are large
 
-    def _take_images_of_duals(self, images: list[int], replays: Replays, rows: Any) -> None:
-        """Take the images that go with the dual variables of the bounds, where they are better.
-
-        Iterations in which duals count more (``Coupling.dual_weight``) leave images behind.
-        """
-        best = self._best
-        assert best.witness is not None
-        if not duals_determine_images(self.problem):
-            return
-        duals = Blocks({name: part[rows] for name, part in best.witness.items()})
-        x, numbers = replays(dual_images, best.x[rows], duals)
-        if x is None:
-            return
-        here = torch.tensor(images)
-        row = torch.arange(len(images)) if isinstance(rows, Tensor) else here
-        better = numbers[0][row] < best.objective[here]  # False for NaN
-        if bool(better.any()):
-            to, source = (each[better].to(x.device) for each in (here, row))
-            best.x = best.x.index_copy(0, to, x[source])
-            best.objective = best.objective.index_copy(0, here[better], numbers[0][row[better]])
-
     def _settle(self) -> None:
         """Claim the remaining images, and set the statuses that follow."""
         images = [i for i, s in enumerate(self.status) if s is not Status.CONVERGED]
@@ -305,10 +286,10 @@ class Ledger:
             return
         if self.rigorous and self.problem.bounds.is_one_sided:
             self._repair()
-        for i, claimed, numbers in self._claim(images, *self._some(images)):
+        for i, found, numbers in self._claim(images, *self._some(images)):
             # "not <", so that a claim replaces one whose gap is NaN.
             if self.claims[i] is None or not self._claimed[i][1] < numbers[1]:
-                self.claims[i], self._claimed[i] = claimed, numbers
+                self.claims[i], self._claimed[i] = found, numbers
             if self.tolerance is not None and self._claimed[i][1] <= self.tolerance:
                 self.status[i] = Status.CONVERGED
         if self.tolerance is None or Status.ITERATION_LIMIT not in self.status or not self.rigorous:
@@ -333,27 +314,43 @@ class Ledger:
                 self._best.take_bounds(x, objective, objective.isfinite(), None, witnesses, *gaps)
 
     def _claim(
-        self, images: list[int], replays: Replays, rows: Tensor | slice
+        self,
+        images: list[int],
+        replays: Replays,
+        rows: Tensor | slice,
+        *,
+        confirm: bool = False,
     ) -> Iterator[tuple[int, tuple[Claim, int], tuple[float, float]]]:
-        """Rigorous claims about the best of these images so far, with their bounds and gaps."""
+        """Rigorous claims about the best of these images so far, with their bounds and gaps.
+
+        To ``confirm`` that they have converged, better images that go with the bounds are taken.
+        """
         best, witness = self._best.images(), self._best.witness
         assert witness is not None
         if not self.rigorous:
             yield from self._rough_claim(best, images)
             return
+        early, self._early, tolerance = self._early, None, self.tolerance or 0.0
+        if early is not None and not (best is early[0] and witness is early[1]):
+            early = None  # about others
         wanted = list(range(len(images))) if isinstance(rows, Tensor) else images
         best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
+        if confirm and self._best.everywhere:
+            pending = early[2] if early and replays is self._replays else None
+            (x, found), numbers = (pending or replays.launched(claimed, best, witness, tolerance))()
+        else:
+            x, (found, numbers) = best, replays(proved, best, witness, tolerance)
 
         def places() -> tuple[Tensor, ...]:
             return tuple(place[rows] for place in self._places)
 
-        x, found, numbers = confirmed(replays, best, witness, self.tolerance or 0.0, places)
-        claimed = stated(x, found, numbers)
+        x, found, numbers = confirmed(replays, (x, found, numbers), witness, tolerance, places)
+        made = stated(x, found, numbers)
         if replays is not self._replays:
             replays.release()
         lower, gap = numbers[1].tolist(), numbers[2].tolist()
         for i, row in zip(images, wanted, strict=True):
-            yield i, (claimed, row), (lower[row], gap[row])
+            yield i, (made, row), (lower[row], gap[row])
 
     def _rough_claim(
         self, x: Tensor, images: list[int]

@@ -16,7 +16,7 @@ from convexlift.solvers.ledger import Callback, Ledger
 from convexlift.solvers.matrix_steps import has_matrix
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.replays import Replays
+from convexlift.solvers.replays import Pending, Replays
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.solvers.stopwatch import Stopwatch
@@ -167,7 +167,7 @@ def _iterate(
     iteration, state = 0, ledger.state
     try:
         judging = ledger.judging(iteration, state)
-        ahead = _ahead(ledger, solver, stop, iteration, state)
+        ahead = _ahead(ledger, solver, stop, iteration, state, judging)
         wanted = ledger.check(iteration, state, judging)
         ahead = ahead if ledger.active.all() else None  # not of images that have ended
         while ledger.active.any() and wanted:
@@ -185,7 +185,7 @@ def _iterate(
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     checked, active = state, ledger.active.clone()
                     judging = ledger.judging(iteration, state)
-                    ahead = _ahead(ledger, solver, stop, iteration, state)
+                    ahead = _ahead(ledger, solver, stop, iteration, state, judging)
                     wanted = ledger.check(iteration, state, judging)
                     state = solver.reconsider(state, ledger.saturated)
                     doubtful = ledger.doubtful(wary=solver.wary)
@@ -205,16 +205,25 @@ def _iterate(
 
 
 def _ahead(
-    ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: int, state: State
+    ledger: Ledger,
+    solver: Solver[State],
+    stop: StopWhen,
+    iteration: int,
+    state: State,
+    judging: Pending | None,
 ) -> State | None:
     """The state after the next iterations, launched before the numbers of a check have arrived.
 
-    So a GPU works while the host waits and thinks. None where this is no use, or likely in vain.
+    So a GPU works while the host waits and thinks. None where this is no use, or likely in vain:
+    then the claim is launched that will follow, if this check is the last one, as expected.
     """
     count = 0 if stop.seconds is not None else _at_once(solver, stop, iteration, ledger.clock)
-    if not count or not ledger.expects_more() or not solver.runs_ahead(state):
+    if not solver.runs_ahead(state):
         return None
-    return solver.advance(state, count, ledger.active.clone())
+    if not ledger.expects_more():
+        ledger.claim_early(judging)
+        return None
+    return solver.advance(state, count, ledger.active.clone()) if count else None
 
 
 def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -35,8 +36,6 @@ Function = Callable[..., tuple[Any, Sequence[Tensor]]]
 """(both, *given) -> results, and (B,) numbers for the host."""
 Outcome = tuple[Any, tuple[Tensor, ...]]
 """Results, and numbers on the host."""
-Pending = Callable[[], Outcome]
-"""Waits for the numbers."""
 SHARE = 512
 """Tensors of a call are copied if they take at most this part of the device's memory."""
 KEPT = 128
@@ -45,6 +44,23 @@ TRIES = 3
 """Captures of a function whose decisions differ from call to call."""
 RECORDINGS = 8
 """Functions and shapes that are remembered for problems of one kind."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A call that has been launched.
+
+    Attributes:
+        found: its results, unless its decisions turn out to be others.
+        wait: waits for the numbers, and gives the outcome.
+    """
+
+    found: Any
+    wait: Callable[[], Outcome]
+
+    def __call__(self) -> Outcome:
+        """Wait."""
+        return self.wait()
 
 
 class CudaGraphs:
@@ -129,7 +145,7 @@ class Replays:
             if self._workshop is not None and self.replays:
                 return self._replayed(self._workshop, function, given)
         found, numbers = function(self.both, *given)
-        return lambda: (found, on_the_host(*numbers))
+        return Pending(found, lambda: (found, on_the_host(*numbers)))
 
     @property
     def replays(self) -> bool:
@@ -167,7 +183,7 @@ class Replays:
                 return played()
             return self._recorded(workshop, key, tries, given)()
 
-        return waited
+        return Pending(played.found, waited)
 
     def _recorded(
         self, workshop: Workshop, key: tuple[Function, Any], tries: int, given: tuple[Any, ...]
@@ -178,7 +194,7 @@ class Replays:
         if len(workshop.recordings) >= RECORDINGS:
             workshop.recordings.clear()
         workshop.recordings[key] = Recording(decisions.answers, tries)
-        return lambda: (found, on_the_host(*numbers))
+        return Pending(found, lambda: (found, on_the_host(*numbers)))
 
     def _capture(
         self,
@@ -320,7 +336,7 @@ class Recording:
                 raise _Changed
             return results, found[:end].reshape(count, -1).unbind() if count else ()
 
-        return waited
+        return Pending(results, waited)
 
 
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
