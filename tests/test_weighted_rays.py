@@ -179,8 +179,7 @@ def test_the_unit_of_the_objective_does_not_matter():
 def test_rounding_is_looked_for_before_gaps_stall(gap, wary, plain):
     """Once a gap is below 1, at the first check; other solvers wait for more checks."""
     assert cl.PDHG().solver(scan()).wary
-    history = SimpleNamespace(records=[SimpleNamespace(gap=torch.tensor([gap]))])
-    ledger = SimpleNamespace(history=history, tolerance=1e-3, active=torch.tensor([True]))
+    ledger = SimpleNamespace(_gaps=[[gap]], tolerance=1e-3, _running=[True], status=[None])
     ledger.stalled = Ledger.stalled.fget(ledger)
     assert Ledger.doubtful(ledger, wary=True) == wary
     assert Ledger.doubtful(ledger, wary=False) == plain

@@ -341,15 +341,6 @@ def _bounds(
         yield Scopes(replace(bound, gap=torch.where(data.everywhere, data.gap, math.inf)), bound)
 
 
-def lower_bound(objective: Tensor, gap: Tensor, precision: torch.dtype) -> Tensor:
-    """objective - gap, rounded down: far from the optimum the two nearly cancel.
-
-    If an image diverges, with an objective and a gap of 1e20, say, their difference may be pure
-    rounding error and no bound. ``precision`` is the precision of the images.
-    """
-    return objective - (1 + ROUNDING * torch.finfo(precision).eps) * gap
-
-
 def _strong_convexity(problem: VariationalProblem) -> Tensor:
     """The modulus of strong convexity of D(A .) for each image; 0 where it is unknown."""
     curvature, diagonal = problem.fidelity.curvature, problem.operator.diagonal

@@ -18,7 +18,7 @@ from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
-from convexlift.solvers.best import Best
+from convexlift.solvers.best import Best, Mask, Numbers, chosen
 from convexlift.solvers.confirmations import claimed, confirmed
 from convexlift.solvers.method import State
 from convexlift.solvers.replays import Pending, Replays, on_the_host
@@ -26,7 +26,6 @@ from convexlift.solvers.solution import History, Progress, Record, Solution, Sta
 from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tensors import (
     Blocks,
-    choose_images,
     join_images,
     select_images,
     sum_per_image,
@@ -75,6 +74,7 @@ class Ledger:
         self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
         self.history = History()
+        self._gaps: list[Numbers] = []  # of all records
         self.saturated: Tensor | None = None  # of the last check: see ``Solver.reconsider``
         self._best = Best(problem, state.x, self.tolerance or 0.0)
         self.claims: list[tuple[Claim, int] | None] = [None] * size  # and the row in it
@@ -110,12 +110,18 @@ class Ledger:
         """Whether no image is expected to converge at the next check, if gaps shrink as before."""
         if self.tolerance is None:
             return True
-        gaps = [record.gap for record in self.history.records[-2:]]
-        if not gaps:
+        if not self._gaps:
             return True
-        before = gaps[0] if len(gaps) > 1 else gaps[0] / USUAL
-        converging = gaps[-1] * (gaps[-1] / before) <= self.tolerance  # False for NaN
-        return not bool((self.active & converging).any())
+        last = self._gaps[-1]
+        before = self._gaps[-2] if len(self._gaps) > 1 else [gap / USUAL for gap in last]
+        numbers = zip(self._running, last, before, strict=True)
+        # False for NaN
+        ends = (on and old > 0 and gap * (gap / old) <= self.tolerance for on, gap, old in numbers)
+        return not any(ends)
+
+    @property
+    def _running(self) -> Mask:
+        return [status is Status.RUNNING for status in self.status]
 
     def check(
         self,
@@ -131,24 +137,27 @@ class Ledger:
         """
         x, flat, witnesses, numbers = self._judge(iteration, state, judging)
         self.saturated = numbers[6] > 0 if len(numbers) > 6 else None
-        finite, objective, data_term, regularizer, *gaps = numbers[:6]
-        finite = (finite > 0) & ~objective.isnan()
-        self.state = choose_images(finite, state, self.state)
-        better = finite & (objective < self._best.objective)
+        is_finite, objective, _, _, *gaps = (each.tolist() for each in numbers[:6])
+        pairs = zip(is_finite, objective, strict=True)
+        finite = [ok > 0 and not math.isnan(value) for ok, value in pairs]
+        self.state = chosen(finite, state, self.state)
+        numbers_of = zip(finite, objective, self._best.objective, strict=True)
+        better = [ok and value < lowest for ok, value, lowest in numbers_of]
         if flat is not None:
-            flat = self.active & finite & flat
-            better = better | flat
+            flat = [all(each) for each in zip(self._running, finite, flat, strict=True)]
+            better = [any(each) for each in zip(better, flat, strict=True)]
         self._best.take(better, x, objective)
         if witnesses is not None:
             self._best.take_bounds(x, objective, finite, flat, witnesses, *gaps)
-        self.end(Status.NOT_FINITE, ~finite)
+        self.end(Status.NOT_FINITE, [not ok for ok in finite])
         if flat is not None:
             self.end(Status.STATIONARY, flat)
         lower, gap = self._numbers()
         if self.tolerance is not None and self._confirm(gap):
             lower, gap = self._numbers()
-        seconds = self.clock.seconds()
-        record = Record(iteration, seconds, objective, data_term, regularizer, lower, gap)
+        self._gaps.append(gap)
+        seconds, proved = self.clock.seconds(), torch.tensor([lower, gap], dtype=torch.float64)
+        record = Record(iteration, seconds, *numbers[1:4], *proved)
         self.history.records.append(record)
         if silent or self._callback is None:
             return True
@@ -157,31 +166,32 @@ class Ledger:
 
     def _judge(
         self, iteration: int, state: State, judging: Pending | None
-    ) -> tuple[Tensor, Tensor | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
+    ) -> tuple[Tensor, Mask | None, Scopes[Blocks] | None, tuple[Tensor, ...]]:
         """Images, flat images, witnesses and numbers (``judged``, without bounds if unread)."""
         judging = judging or self.judging(iteration, state)
         x = self._judged
         if judging is None:
             evaluation = self.problem.evaluate(x)
             flat = self._flat(evaluation, iteration)
-            if flat is None or not (self.active & flat).any():
+            if flat is None or not any(map(all, zip(self._running, flat, strict=True))):
                 unknown = torch.full_like(evaluation.objective, math.inf)
                 return x, flat, None, on_the_host(*evaluation.numbers(unknown, unknown))
         judging = judging or self._replays.launched(judged, x, state.duals, *self._wanted)
         (found, witnesses), numbers = judging()
-        if bool((numbers[1] == math.inf).any()):
+        if math.inf in numbers[1].tolist():
             x = moved_inside(self.problem, self.problem.evaluate(x), self._places)
             (found, witnesses), others = self._replays(judged, x, state.duals, *self._wanted)
             numbers = numbers[0], *others[1:]
         return x, self._flat(found, iteration), witnesses, numbers
 
-    def _flat(self, evaluation: Evaluation | None, iteration: int) -> Tensor | None:
+    def _flat(self, evaluation: Evaluation | None, iteration: int) -> Mask | None:
         """A mask of the images, except the start, whose gradient norm is below the tolerance."""
         if self.steepest is None or evaluation is None or iteration == 0:
             return None
         evaluation = evaluation.on(self.problem.network)
         squares = sum_per_image(self.problem.subgradient(evaluation) ** 2)
-        return (squares < self.steepest**2).cpu()
+        found: Mask = (squares < self.steepest**2).tolist()
+        return found
 
     @property
     def x(self) -> Tensor:
@@ -192,22 +202,22 @@ class Ledger:
         """Whether some gap below 1 has not halved in the last checks, or need not if ``wary``."""
         if self.tolerance is None:
             return False
-        slow = self.active if wary else self.stalled
-        return bool((slow & (self.history.records[-1].gap < 1)).any())
+        slow = self._running if wary else self.stalled
+        return any(here and gap < 1 for here, gap in zip(slow, self._gaps[-1], strict=True))
 
     @property
-    def stalled(self) -> Tensor:
+    def stalled(self) -> Mask:
         """A mask of the active images whose gap has not halved in the last checks."""
-        records = self.history.records
-        if self.tolerance is None or len(records) <= PATIENCE:
-            return torch.zeros_like(self.active)
-        return self.active & ~(records[-1].gap <= PROGRESS * records[-1 - PATIENCE].gap)
+        if self.tolerance is None or len(self._gaps) <= PATIENCE:
+            return [False] * len(self.status)
+        now, before = self._gaps[-1], self._gaps[-1 - PATIENCE]
+        halved = (gap <= PROGRESS * old for gap, old in zip(now, before, strict=True))
+        return [here and not done for here, done in zip(self._running, halved, strict=True)]
 
-    def end(self, status: Status, images: Tensor | None = None) -> None:
+    def end(self, status: Status, images: Mask | None = None) -> None:
         """Give the active images (among ``images``) their final status."""
-        ending = self.active if images is None else self.active & images
-        for i, ends in enumerate(ending.tolist()):
-            if ends:
+        for i, running in enumerate(self._running):
+            if running and (images is None or images[i]):
                 self._end(i, status)
 
     def _end(self, i: int, status: Status) -> None:
@@ -249,12 +259,12 @@ class Ledger:
             return first
         return join_images([select_images(each, slice(row, row + 1)) for each, row in found])
 
-    def _confirm(self, rough: Tensor) -> bool:
+    def _confirm(self, rough: Numbers) -> bool:
         """End the images whose rigorous claim confirms the rough gap; whether any was claimed."""
         assert self.tolerance is not None
         checks = len(self.history)
-        done = (self.active & (rough <= self.tolerance)).tolist()
-        images = [i for i, ends in enumerate(done) if ends and checks >= self._next_claim[i]]
+        due = [on and checks >= at for on, at in zip(self._running, self._next_claim, strict=True)]
+        images = [i for i, gap in enumerate(rough) if due[i] and gap <= self.tolerance]
         if not images:
             return False
         for i, found, numbers in self._claim(images, *self._some(images), confirm=True):
@@ -266,7 +276,7 @@ class Ledger:
                 continue
             self._refusals[i] += 1
             self._next_claim[i] = checks + 2 ** self._refusals[i]  # claims are expensive
-            rounding = float(rough[i]) < gap / 2  # rounding is the larger part of the gap
+            rounding = rough[i] < gap / 2  # rounding is the larger part of the gap
             if self._refusals[i] >= HOPELESS and rounding and gap > before / 2:
                 self._end(i, Status.PRECISION_LIMIT)
         return True
@@ -296,7 +306,7 @@ class Ledger:
             return
         rough, coarse = self._numbers()[1], last_digit(self._both.double, self._best.x)
         for i, status in enumerate(self.status):
-            spoiled = float(rough[i]) <= self.tolerance or float(coarse[i]) > self.tolerance
+            spoiled = rough[i] <= self.tolerance or float(coarse[i]) > self.tolerance
             if status is Status.ITERATION_LIMIT and spoiled:
                 self.status[i] = Status.PRECISION_LIMIT
 
@@ -310,8 +320,9 @@ class Ledger:
         for duals in (self._best.witness, self.state.duals):
             if duals is not None:
                 (_, witnesses), numbers = self._replays(judged, x, duals, math.inf)
-                _, objective, _, _, *gaps = numbers[:6]
-                self._best.take_bounds(x, objective, objective.isfinite(), None, witnesses, *gaps)
+                _, objective, _, _, *gaps = (each.tolist() for each in numbers[:6])
+                usable = list(map(math.isfinite, objective))
+                self._best.take_bounds(x, objective, usable, None, witnesses, *gaps)
 
     def _claim(
         self,
@@ -361,19 +372,20 @@ class Ledger:
         lower, gap = self._numbers()
         duals = feasible_duals(self.problem.network, self.problem.weight, x, self._best.witness)
         none, theta = (Guarantee.NONE,) * len(x), x.new_zeros(len(x))
-        J, bound, left = (number.to(x.device) for number in (objective, lower, gap))
+        numbers = torch.tensor([objective, lower, gap], dtype=torch.float64, device=x.device)
+        J, bound, left = numbers
         whole = Claim(x, J, bound, left, none, 0.0, duals, theta, None)
         for i in images:
-            yield i, (whole, i), (float(lower[i]), float(gap[i]))
+            yield i, (whole, i), (lower[i], gap[i])
 
     @cached_property
     def _places(self) -> tuple[Tensor, ...]:
         return places_inside(self.problem, self.start)
 
-    def _numbers(self) -> tuple[Tensor, Tensor]:
+    def _numbers(self) -> tuple[Numbers, Numbers]:
         """Lower bounds and relative gaps: rigorous where claimed, else in the working precision."""
         _, lower, gap = self._best.numbers()
-        for i, active in enumerate(self.active.tolist()):
-            if self.claims[i] is not None and not active:
+        for i, running in enumerate(self._running):
+            if self.claims[i] is not None and not running:
                 lower[i], gap[i] = self._claimed[i]
         return lower, gap

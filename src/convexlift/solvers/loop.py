@@ -189,7 +189,7 @@ def _iterate(
                     wanted = ledger.check(iteration, state, judging)
                     state = solver.reconsider(state, ledger.saturated)
                     doubtful = ledger.doubtful(wary=solver.wary)
-                    if fallback is not None and bool(ledger.stalled.any()):
+                    if fallback is not None and any(ledger.stalled):
                         solver, fallback = fallback.solver(ledger.problem), None
                         state = solver.start(ledger.x)
                     elif doubtful and (precise := solver.in_double(state)) is not None:

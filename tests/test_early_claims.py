@@ -1,0 +1,77 @@
+"""The claim that is launched with the check which is expected to be the last one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replaying import again, assert_same, ordinary, stated
+
+import convexlift as cl
+from convexlift.problems.claims import InBoth
+from convexlift.solvers.confirmations import claimed
+from convexlift.solvers.ledger import Ledger
+from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.replays import Replays
+
+STOP = cl.StopWhen(gap=1e-3)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Functions in the order in which they are launched and waited for, where graphs replay."""
+    order: list[tuple[str, str]] = []
+    launched = Replays.launched
+
+    def logged(self, function, *given):
+        order.append(("launch", function.__name__))
+        pending = launched(self, function, *given)
+
+        def wait():
+            order.append(("wait", function.__name__))
+            return pending.wait()
+
+        return type(pending)(pending.found, wait)
+
+    again(monkeypatch)
+    monkeypatch.setattr(Replays, "launched", logged)
+    monkeypatch.setattr(RestartedPDHG, "runs_ahead", lambda self, state: True)
+    return order
+
+
+@pytest.mark.parametrize("operator", [cl.Identity(), None], ids=["identity", "mask"])
+def test_it_comes_before_the_numbers_of_that_check(operator, launches, monkeypatch):
+    problem = stated(batch=1) if operator is None else stated(batch=1, operator=operator)
+    expected = ordinary(problem, monkeypatch, stop=STOP)
+    last = len(expected.history) - 1
+    monkeypatch.setattr(Ledger, "expects_more", lambda self: len(self.history) < last)
+    for _ in range(3):  # recorded, captured, replayed
+        launches.clear()
+        assert_same(cl.solve(problem, stop=STOP), expected)
+    assert launches[-4:] == [
+        ("launch", "judged"), ("launch", "claimed"), ("wait", "judged"), ("wait", "claimed"),
+    ]  # fmt: skip
+    assert launches.count(("launch", "claimed")) == 1
+
+
+def test_one_in_vain_is_thrown_away(launches, monkeypatch):
+    """Here every check is expected to be the last one."""
+    problem = stated()
+    expected = ordinary(problem, monkeypatch, stop=STOP)
+    monkeypatch.setattr(Ledger, "expects_more", lambda self: False)
+    for _ in range(3):
+        launches.clear()
+        assert_same(cl.solve(problem, stop=STOP), expected)
+    assert launches.count(("launch", "claimed")) > launches.count(("wait", "claimed")) >= 1
+
+
+@torch.no_grad()
+def test_better_images_are_those_of_the_claim():
+    """Of a batch in which one image is at the solution, and the other is not."""
+    problem = stated(operator=cl.Identity(), box=(0, 1))
+    solved = cl.solve(problem, stop=cl.StopWhen(gap=1e-9))
+    x = solved.x.clone()
+    x[1] = problem.initial_image()[1]
+    (found, _), numbers = claimed(InBoth(problem), x, solved.duals, 1e-3)
+    assert problem.objective(found)[1] < problem.objective(x)[1]
+    torch.testing.assert_close(found, solved.x, rtol=0, atol=1e-4)
+    torch.testing.assert_close(numbers[0], solved.objective, rtol=1e-6, atol=0)
