@@ -15,6 +15,7 @@ from convexlift.decisions import Decisions, decided
 from convexlift.problems.claims import InBoth
 from convexlift.solvers import replays
 from convexlift.solvers.kinds import Unfit, kind_of, rebuilt
+from convexlift.solvers.pdhg import started
 from convexlift.solvers.replays import Replays
 
 
@@ -75,11 +76,52 @@ def test_a_replayed_start_is_the_ordinary_one(made, graphs):
     solver = cl.PDHG().solver(problem)
     expected = solver.start(problem.initial_image())
     for _ in range(3):
-        state = solver.first(calls)
+        state = solver.settled(solver.first(calls))
         assert torch.equal(state.x, expected.x)
         for name, part in expected.duals.items():
             assert torch.equal(state.duals[name], part)
     assert graphs.captures == 1
+
+
+def shifted(by: float) -> cl.VariationalProblem:
+    """A problem of two layers; all units of the second are on after a large shift."""
+    problem = two_layers()
+    with torch.no_grad():
+        problem.regularizer.layers[-1].bias.fill_(by)
+    return problem
+
+
+@pytest.mark.parametrize(("first", "then"), [(5.0, -0.2), (-0.2, 5.0)])
+def test_units_that_turn_out_to_be_off(first, then, monkeypatch):
+    """Problems of one kind, of which only one can do without its second layer."""
+    stop, method = cl.StopWhen(gap=1e-3, max_iterations=20), cl.PDHG()
+    torch.manual_seed(6)
+    recorded, other = shifted(first), shifted(then)
+    expected = ordinary(other, monkeypatch, stop=stop, method=method)
+    for _ in range(3):
+        cl.solve(recorded, stop=stop, method=method)
+    assert_same(cl.solve(other, stop=stop, method=method), expected)
+    states = [cl.solve(each, stop=stop, method=method).state for each in (recorded, other)]
+    assert {bool(state.holds.all()) for state in states} == {True, False}
+
+
+def of_the_sign(both, lifted, coupling, headless):
+    """Another start, that decides something about the data."""
+    positive = decided(both.problem.fidelity.y.mean() > 0.5)
+    found, numbers = started(both, lifted, coupling, headless)
+    return (found[0] if positive else 0.5 * found[0], *found[1:]), numbers
+
+
+def test_a_start_that_decides_otherwise(monkeypatch):
+    monkeypatch.setattr("convexlift.solvers.pdhg.started", of_the_sign)
+    light, dark = (stated(seed) for seed in (0, 1))
+    for problem, shift in ((light, 0.2), (dark, -0.2)):
+        problem.fidelity.y.add_(shift)
+    for _ in range(3):
+        cl.solve(light)
+    solution = cl.solve(dark, stop=cl.StopWhen(max_iterations=0))
+    torch.testing.assert_close(solution.x, 0.5 * dark.initial_image())
+    assert len(solution.history) == 1
 
 
 @torch.no_grad()

@@ -68,15 +68,12 @@ class Ledger:
         self._wanted = (self.tolerance or 0.0, self.steepest is not None)  # of ``judged``
         # Published bilevel learning checks the gradient often and does not read bounds.
         self._bounds_unread = not rigorous and stop.gap is None and callback is None
-        self.state = state  # the last finite one
-        self.start = state.x
         self.active = torch.ones(size, dtype=torch.bool)
         self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
         self.history = History()
         self._gaps: list[Numbers] = []  # of all records
         self.saturated: Tensor | None = None  # of the last check: see ``Solver.reconsider``
-        self._best = Best(problem, state.x, self.tolerance or 0.0)
         self.claims: list[tuple[Claim, int] | None] = [None] * size  # and the row in it
         self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
         self._refusals = [0] * size
@@ -84,8 +81,14 @@ class Ledger:
         self._callback = callback
         self.clock = Stopwatch()
         self._replays, self._both = replays, replays.both
-        self._judged = state.x  # the images that are being judged
         self._early: tuple[Tensor, Blocks, Pending] | None = None  # a claim launched early
+        self.begin(state)
+
+    def begin(self, state: State) -> None:
+        """At the first state; again if it turns out to be another one."""
+        self.state = state  # the last finite one
+        self.start = self._judged = state.x  # and the images that are being judged
+        self._best = Best(self.problem, state.x, self.tolerance or 0.0)
 
     def judging(self, iteration: int, state: State) -> Pending | None:
         """Launch what ``check`` will read; None if that is decided there.

@@ -70,6 +70,10 @@ class Solver(ABC, Generic[StateT]):
         """The state from which to iterate, at the initial image of the problem."""
         return self.start(calls(guessed)[0])
 
+    def settled(self, state: StateT) -> StateT:
+        """The ``first`` state, once a GPU has decided about it: this one, as a rule."""
+        return state
+
     @abstractmethod
     def resume(self, state: State) -> StateT | None:
         """The state to continue from, or None if ``state`` neither fits nor has duals that fit."""

@@ -45,7 +45,7 @@ from convexlift.solvers.primal_dual import (
     lifted_start,
     pdhg_update,
 )
-from convexlift.solvers.replays import Replays
+from convexlift.solvers.replays import Pending, Replays
 from convexlift.solvers.restart_rules import (
     RestartMemory,
     RestartRules,
@@ -174,6 +174,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         coupling = Coupling(saddle) if coupling is None else coupling
         super().__init__(problem, saddle, coupling)
         self._make_precise, self._look_again, self._lifted = precise, 0, lifted
+        self._start: Pending | None = None
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
         self.iterations, self._why = fastest_iterations(saddle, coupling)
@@ -225,21 +226,34 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return self._from(u, v, first_sigma(self.saddle, self.coupling, u, v))
 
     def first(self, calls: Replays) -> RestartState:
-        """In one call, where it may be replayed."""
-        found = self.replayed_start(calls)
-        return super().first(calls) if found is None else found[0]
+        """In one call, where it may be replayed; not waited for."""
+        if (found := self.launched_start(calls)) is None:
+            return super().first(calls)
+        state, self._start = found
+        return state
 
-    def replayed_start(
+    def settled(self, state: RestartState) -> RestartState:
+        """Another one if decisions turned out to be others than those of the recording."""
+        if self._start is None:
+            return state
+        launched, self._start = self._start, None
+        found, _ = launched()
+        return state if found is launched.found else self.started(found)
+
+    def launched_start(
         self, calls: Replays, *, headless: bool = False
-    ) -> tuple[RestartState, tuple[Tensor, ...]] | None:
+    ) -> tuple[RestartState, Pending] | None:
         """As ``start`` at the initial image."""
-        if self._lifted is None or not calls.replays:
+        too_large = self.iterations.packs(self.problem.fidelity.y)
+        if self._lifted is None or not calls.replays or too_large:
             return None
-        if self.iterations.packs(self.problem.fidelity.y):  # too large for a graph
-            return None
-        given = self._lifted, self.coupling.about(None), headless
-        (u, v, tau, sigma, self.coupling.dual_weight), numbers = calls(started, *given)
-        return self._from(u, v, sigma, tau), numbers
+        pending = calls.launched(started, self._lifted, self.coupling.about(None), headless)
+        return self.started(pending.found), pending
+
+    def started(self, found: Any) -> RestartState:
+        """With the weight of dual distances, too."""
+        u, v, tau, sigma, self.coupling.dual_weight = found
+        return self._from(u, v, sigma, tau)
 
     def _known(self, v: Blocks, x: Tensor) -> Blocks:
         if self.iterations.packs(x):
@@ -248,10 +262,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
     def runs_ahead(self, state: RestartState) -> bool:
         """On a GPU, if no host reads which images restart."""
-        running, relaxed = self.iterations, bool((state.memory.total < self.rules.relaxed).all())
-        return isinstance(running, FusedIterations) and running.only_launches(
-            state, relaxed=relaxed
-        )
+        running = self.iterations
+        if not isinstance(running, FusedIterations):
+            return False
+        relaxed = bool((state.memory.total < self.rules.relaxed).all())
+        return running.only_launches(state, relaxed=relaxed)
 
     def finished(self, state: RestartState) -> RestartState:
         """w and the anchors are not needed to resume."""
@@ -359,10 +374,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 def started(
     both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
 ) -> tuple[tuple[Blocks, Blocks, Blocks, Blocks, float | Tensor], tuple[Tensor, ...]]:
-    """u, v, tau, sigma and ``dual_weight`` of a start, and its number if ``headless``.
-
-    The coupling has the norms, and is about no data.
-    """
+    """u, v, tau, sigma and ``dual_weight`` of a start, and its number if ``headless``."""
     problem, x = both.problem, both.problem.initial_image()
     numbers: tuple[Tensor, ...] = ()
     if headless and (head := SaturatedHead.of(problem)) is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from convexlift.problems.packed_slopes import CODES, feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice, Solver, State
-from convexlift.solvers.replays import Replays
+from convexlift.solvers.replays import Pending, Replays
 from convexlift.tensors import Blocks
 
 
@@ -162,15 +162,19 @@ class PDHGSolver(Solver[StateT]):
     def start(self, x: Tensor, duals: Blocks | None = None) -> StateT:
         """The lifted start at images x (``lifted_start``), with first step sizes."""
 
-    def replayed_start(
+    def launched_start(
         self, calls: Replays, *, headless: bool = False
-    ) -> tuple[StateT, tuple[Tensor, ...]] | None:
-        """The state at the initial image in one call that may be replayed, if there is one.
+    ) -> tuple[StateT, Pending] | None:
+        """The state at the initial image, in one call that may be replayed, if there is one.
 
         ``headless``: this solver is for the problem without its last layer. Then there is a number:
         whether all units of that layer are on.
         """
         return None
+
+    def started(self, found: Any) -> StateT:
+        """The state from what that call found."""
+        raise NotImplementedError
 
     @abstractmethod
     def _restarted(self, state: PDHGState) -> StateT:

@@ -27,7 +27,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
 from convexlift.solvers.primal_dual import PDHGSolver
-from convexlift.solvers.replays import Replays
+from convexlift.solvers.replays import Pending, Replays
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 
@@ -131,6 +131,7 @@ class SaturatedPDHG(Solver[SaturatedState]):
     ) -> None:
         self.problem, self.head, self.without = problem, head, without
         self._make_full = make_full
+        self._start: Pending | None = None
 
     @property
     def block(self) -> int:
@@ -161,13 +162,25 @@ class SaturatedPDHG(Solver[SaturatedState]):
         return SaturatedState(holds, self.head, without, full)
 
     def first(self, calls: Replays) -> SaturatedState:
-        """In one call, as long as all units of all images are on."""
-        if (found := self.without.replayed_start(calls, headless=True)) is None:
+        """In one call, as long as all units of all images are on, which is not waited for."""
+        if (found := self.without.launched_start(calls, headless=True)) is None:
             return super().first(calls)
-        without, (on,) = found
+        without, self._start = found
+        return SaturatedState(
+            torch.ones(len(without.x), dtype=torch.bool), self.head, without, None
+        )
+
+    def settled(self, state: SaturatedState) -> SaturatedState:
+        """Another one if some units are off."""
+        if self._start is None:
+            return state
+        launched, self._start = self._start, None
+        found, (on,) = launched()
+        without = state.without if found is launched.found else self.without.started(found)
+        assert without is not None
         if not bool(on.all()):
             return self.start(without.x)
-        return SaturatedState(on > 0, self.head, without, None)
+        return state if without is state.without else replace(state, without=without)
 
     def resume(self, state: State) -> SaturatedState | None:
         """Continue each image with its last solver if that still fits; else from its duals."""
