@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -227,8 +227,8 @@ class ValueFunction(Hypergradient):
         fixed = problem.detach()
         b, bend, kept = self.b, 0.0, self._pulled(fixed, solution, target, self.b)
         while self.gap is None and b > SHORTEST * self.b:
-            again = self._pulled(fixed, kept[0], target, b / 10)
-            if not again[2]:  # the difference would contain rounding errors
+            again = self._pulled(fixed, kept.solution, target, b / 10)
+            if not again.precise:  # the difference would contain rounding errors
                 break
             bend = _bend(kept, again)
             b, kept = b / 10, again
@@ -241,7 +241,7 @@ class ValueFunction(Hypergradient):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        solution, pulled, _ = kept
+        solution, pulled = kept.solution, kept.pulled
         force, duals = b * (pulled.x - target), duals_of_data(problem, pulled.duals)
         with full_precision():  # a difference of close values
             return (
@@ -251,22 +251,23 @@ class ValueFunction(Hypergradient):
 
     def _pulled(
         self, fixed: VariationalProblem, solution: Solution, target: Tensor, b: float
-    ) -> tuple[Solution, Solution, bool]:
-        """The solutions without and with the pull, and whether both are accurate enough."""
+    ) -> _Pull:
+        """The solutions without and with the pull, accurate enough to be compared if possible."""
         second = pull_towards(fixed, target, b)
-        gap = self.gap or _precise(
-            b**2 * upper_loss(solution.x.double(), target), second.objective(solution.x.double())
-        )  # for a Hessian of one, with which the pull changes the objective by f^2/2
+        if self.gap is not None:
+            return _Pull(second, *self._pair(fixed, second, solution, self.gap))
+        # For a Hessian of one the pull f changes the objective by f^2/2.
+        usual = b**2 * upper_loss(solution.x.double(), target)
+        gap = _precise(usual, second.objective(solution.x.double()))
         for _ in range(ROUNDS):
-            solution, pulled = self._pair(fixed, second, solution, gap)
-            if self.gap is not None:
-                break
-            change = second.objective(solution.x) - second.objective(pulled.x)
-            finer = _precise(change, pulled.objective)
+            pull = _Pull(second, *self._pair(fixed, second, solution, gap))
+            solution, pulled, change = pull.solution, pull.pulled, pull.change
+            # For an image that stays where it is, gaps must be able to tell that it stays.
+            finer = _precise(torch.where(change > 0, change, usual), pulled.objective)
             if max(float(solution.gap.max()), float(pulled.gap.max())) <= finer:
-                return solution, pulled, finer > FINEST
+                return replace(pull, precise=finer > FINEST)
             gap = finer / 2
-        return solution, pulled, False
+        return pull
 
     def _pair(
         self, fixed: VariationalProblem, second: VariationalProblem, known: Solution, gap: float
@@ -279,12 +280,37 @@ class ValueFunction(Hypergradient):
         return known, solve(second, start=known.state)
 
 
-def _bend(first: tuple[Solution, Solution, bool], second: tuple[Solution, Solution, bool]) -> float:
-    """The largest relative difference of the directions of two pulls, one ten times weaker."""
-    (x, pulled, _), (y, weaker, _) = first, second
-    before, after = (pulled.x - x.x) / 10, weaker.x - y.x
-    distance, size = (each.flatten(1).norm(dim=1) for each in (before - after, after))
-    return float(torch.where(size > 0, distance / size, 0.0).max())
+@dataclass(frozen=True, eq=False)
+class _Pull:
+    """x = argmin J and x_b = argmin J + b l.
+
+    Attributes:
+        problem: min J + b l.
+        solution: x.
+        pulled: x_b.
+        precise: whether gaps are small compared with the change of J + b l from x to x_b.
+    """
+
+    problem: VariationalProblem
+    solution: Solution
+    pulled: Solution
+    precise: bool = False
+
+    @cached_property
+    def change(self) -> Tensor:
+        """(J + b l)(x) - (J + b l)(x_b) for each image; positive, unless kinks hold x_b at x."""
+        return self.problem.objective(self.solution.x) - self.problem.objective(self.pulled.x)
+
+
+def _bend(first: _Pull, second: _Pull) -> float:
+    """The largest relative difference of the directions of two pulls, one ten times weaker.
+
+    Where kinks hold x_b at x, the computed x_b - x is an error of the solver and has no direction.
+    No weaker pull moves x there: b (target - x) in dJ(x) also holds for all smaller b.
+    """
+    before, after = (each.pulled.x - each.solution.x for each in (first, second))
+    distance, size = (each.flatten(1).norm(dim=1) for each in (before / 10 - after, after))
+    return float(torch.where(second.change > 0, distance / size, 0.0).max())
 
 
 def _precise(change: Tensor, objective: Tensor) -> float:
