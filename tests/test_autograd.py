@@ -273,6 +273,15 @@ def test_only_the_image_carries_gradients_and_once():
     assert not cl.solve(state_of(pixels(), frozen), differentiable=True).x.requires_grad
 
 
+def test_without_gradients_in_general_there_are_none_here():
+    """As in a loop that validates a model."""
+    problem = state_of(pixels().requires_grad_(), ridge())
+    with torch.no_grad():
+        found = cl.solve(problem, differentiable=True)
+        assert not found.x.requires_grad
+        assert torch.equal(found.x, cl.solve(problem).x)
+
+
 def test_networks_are_solved_with_as_they_are():
     """Parameters of modules require gradients, and so do weights that a guide read."""
     assert not cl.solve(state_of(pixels(), ridge())).x.requires_grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
@@ -88,7 +89,7 @@ def solve(
         inner = partial(solve_roughly, method=method)
         return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
     find = partial(run, method=method, stop=stop, start=start, callback=callback)
-    if differentiable:
+    if differentiable and torch.is_grad_enabled():  # else there are none, as of any operation
         return attach_gradients(problem, find, hypergradient)
     refuse_gradients(problem)
     return find(problem)
