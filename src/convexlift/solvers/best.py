@@ -20,6 +20,7 @@ from torch import Tensor
 
 from convexlift.problems.certificate import ROUNDING
 from convexlift.problems.data_bound import Scopes, can_hold_everywhere
+from convexlift.problems.minorant import image_of_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, choose_images
 
@@ -93,6 +94,15 @@ class Best:
         self._local_gap = _where(nearer, near, self._local_gap)
         local = [new and wanted for new, wanted in zip(nearer, self._prefer_local(), strict=True)]
         self.witness = chosen(local, witnesses.near, self.witness)
+
+    def improve(self, images: Sequence[int]) -> None:
+        """Take the images that go with dual variables, where they are better, as claims do."""
+        assert self.witness is not None
+        if (found := image_of_duals(self._problem, self.x, self.witness)) is None:
+            return
+        x, objective, before = found
+        better = (objective < before).tolist()  # False for NaN
+        self.take([i in images and better[i] for i in range(len(x))], x, objective.tolist())
 
     def images(self) -> Tensor:
         """The images to make claims about."""

@@ -270,6 +270,8 @@ class Ledger:
         images = [i for i, gap in enumerate(rough) if due[i] and gap <= self.tolerance]
         if not images:
             return False
+        if not self.rigorous and self._best.everywhere:
+            self._best.improve(images)
         for i, found, numbers in self._claim(images, *self._some(images), confirm=True):
             gap, before = numbers[1], self._claimed[i][1]
             if gap <= before:

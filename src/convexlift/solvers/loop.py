@@ -168,8 +168,9 @@ def _iterate(
     try:
         judging = ledger.judging(iteration, state)
         ahead = _ahead(ledger, solver, stop, iteration, state, judging)
-        if (settled := solver.settled(state)) is not state:
-            state, judging, ahead = settled, None, None
+        state = solver.settled(state)
+        if state is not ledger.state:
+            judging = ahead = None
             ledger.begin(state)
         wanted = ledger.check(iteration, state, judging)
         ahead = ahead if ledger.active.all() else None  # not of images that have ended

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
 
@@ -85,10 +85,7 @@ class RestartMemory:
     @property
     def rows(self) -> tuple[Tensor, ...]:
         """The fields, in this order."""
-        return (
-            self.inner, self.total, self.restart_next,
-            self.residual_at_restart, self.residual_at_test,
-        )  # fmt: skip
+        return tuple(getattr(self, each.name) for each in fields(self))
 
     def packed(self) -> Tensor:
         """One row in double precision for each field, (5, B)."""
