@@ -31,7 +31,7 @@ class HostKernel:
     def __init__(
         self, name: str, device: torch.device, filters: torch.Size, **options: Any
     ) -> None:
-        self._run = _built(name, self.source(filters, **options))
+        self._name, self._text = name, self.source(filters, **options)
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: list[Any]) -> None:
         """Launch, and wait."""
@@ -40,7 +40,8 @@ class HostKernel:
             assert not isinstance(tensor, torch.Tensor) or tensor.is_contiguous()
         kinds = {torch.Tensor: lambda t: ctypes.c_void_p(t.data_ptr()), float: ctypes.c_double,
                  int: ctypes.c_int}  # fmt: skip
-        self._run(grid[0], grid[1], *(kinds[type(arg)](arg) for arg in args))
+        run = _built(self._name, self._text)  # by the first launch: some kernels have none
+        run(grid[0], grid[1], *(kinds[type(arg)](arg) for arg in args))
 
 
 class RigorousKernel(HostKernel):
@@ -53,7 +54,7 @@ class DataKernel(HostKernel):
     """What ``rigorous_pass.data_kernel`` gives on a GPU, for tensors on the CPU."""
 
     def __init__(self, device: torch.device, name: str) -> None:
-        self._run = _built(name, rigorous_pass.data_source())
+        self._name, self._text = name, rigorous_pass.data_source()
 
 
 @cache
