@@ -144,8 +144,8 @@ class Ledger:
         pairs = zip(is_finite, objective, strict=True)
         finite = [ok > 0 and not math.isnan(value) for ok, value in pairs]
         self.state = chosen(finite, state, self.state)
-        numbers_of = zip(finite, objective, self._best.objective, strict=True)
-        better = [ok and value < lowest for ok, value, lowest in numbers_of]
+        values = zip(finite, objective, self._best.objective, strict=True)
+        better = [ok and value < lowest for ok, value, lowest in values]
         if flat is not None:
             flat = [all(each) for each in zip(self._running, finite, flat, strict=True)]
             better = [any(each) for each in zip(better, flat, strict=True)]
@@ -159,8 +159,8 @@ class Ledger:
         if self.tolerance is not None and self._confirm(gap):
             lower, gap = self._numbers()
         self._gaps.append(gap)
-        seconds, proved = self.clock.seconds(), torch.tensor([lower, gap], dtype=torch.float64)
-        record = Record(iteration, seconds, *numbers[1:4], *proved)
+        bounds = torch.tensor([lower, gap], dtype=torch.float64)
+        record = Record(iteration, self.clock.seconds(), *numbers[1:4], *bounds)
         self.history.records.append(record)
         if silent or self._callback is None:
             return True
