@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.solvers import ledger
+from convexlift.solvers import forecast
 from convexlift.solvers.loop import solve_roughly
 
 
@@ -82,7 +82,7 @@ class HalfInSingle(cl.LinearOperator):
 def test_operators_for_single_precision_do_not_meet_double_precision(
     monkeypatch, error, factor, solve
 ):
-    monkeypatch.setattr(ledger, "PROGRESS", -1.0)  # every gap has stalled
+    monkeypatch.setattr(forecast, "PROGRESS", -1.0)  # every gap has stalled
     torch.set_default_dtype(torch.float32)
     problem = cl.VariationalProblem(
         fidelity=cl.SquaredL2(torch.rand(2, 1, 8, 8)), operator=HalfInSingle(error, factor),

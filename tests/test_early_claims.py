@@ -9,7 +9,7 @@ from replaying import again, assert_same, ordinary, stated
 import convexlift as cl
 from convexlift.problems.claims import InBoth
 from convexlift.solvers.confirmations import claimed
-from convexlift.solvers.ledger import Ledger
+from convexlift.solvers.forecast import Forecast
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.replays import Replays
 
@@ -43,7 +43,7 @@ def test_it_comes_before_the_numbers_of_that_check(operator, launches, monkeypat
     problem = stated(batch=1) if operator is None else stated(batch=1, operator=operator)
     expected = ordinary(problem, monkeypatch, stop=STOP)
     last = len(expected.history) - 1
-    monkeypatch.setattr(Ledger, "expects_more", lambda self: len(self.history) < last)
+    monkeypatch.setattr(Forecast, "expects_more", lambda self, _: len(self.courses[0].gaps) < last)
     for _ in range(3):  # recorded, captured, replayed
         launches.clear()
         assert_same(cl.solve(problem, stop=STOP), expected)
@@ -57,7 +57,7 @@ def test_one_in_vain_is_thrown_away(launches, monkeypatch):
     """Here every check is expected to be the last one."""
     problem = stated()
     expected = ordinary(problem, monkeypatch, stop=STOP)
-    monkeypatch.setattr(Ledger, "expects_more", lambda self: False)
+    monkeypatch.setattr(Forecast, "expects_more", lambda *_: False)
     for _ in range(3):
         launches.clear()
         assert_same(cl.solve(problem, stop=STOP), expected)

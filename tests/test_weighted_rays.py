@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 import convexlift as cl
 from convexlift import phantoms
 from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL
-from convexlift.solvers.ledger import Ledger
+from convexlift.solvers.forecast import Forecast
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays
@@ -179,10 +177,10 @@ def test_the_unit_of_the_objective_does_not_matter():
 def test_rounding_is_looked_for_before_gaps_stall(gap, wary, plain):
     """Once a gap is below 1, at the first check; other solvers wait for more checks."""
     assert cl.PDHG().solver(scan()).wary
-    ledger = SimpleNamespace(_gaps=[[gap]], tolerance=1e-3, _running=[True], status=[None])
-    ledger.stalled = Ledger.stalled.fget(ledger)
-    assert Ledger.doubtful(ledger, wary=True) == wary
-    assert Ledger.doubtful(ledger, wary=False) == plain
+    forecast = Forecast(1, 1e-3)
+    forecast.note([gap])
+    assert forecast.doubtful([True], wary=True) == wary
+    assert forecast.doubtful([True], wary=False) == plain
 
 
 def test_the_factors_are_those_of_the_formula():

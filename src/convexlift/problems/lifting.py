@@ -123,6 +123,11 @@ class BlockOperator(TensorRecord):
                 parts[name].append(K.adjoint(v[dual]))
         return Blocks({name: reduce(torch.add, terms) for name, terms in parts.items()})
 
+    def row_shapes(self) -> dict[str, Shape]:
+        """The shapes of the dual blocks."""
+        blocks = ((v, *next(iter(row.items()))) for v, row in self.rows.items())
+        return {v: tuple(K.output_shape(self.shapes[name])) for v, name, K in blocks}
+
     def squared_norms(self) -> dict[str, dict[str, float]]:
         """||K_vu||^2 for every block, an upper estimate."""
         return {
@@ -289,6 +294,18 @@ def lift(
     for i, pool in pools.items():
         rows[dual_names(pool.user, count)[0]][primal_name(i)] = pool.rest
     return SaddlePointProblem(BlockOperator(rows, shapes), tuple(f), g)
+
+
+@dataclass(frozen=True)
+class Lift:
+    """``lift`` with some of its options."""
+
+    dualise_fidelity: bool | None = None
+    dualise_box: bool = False
+
+    def __call__(self, problem: VariationalProblem) -> SaddlePointProblem:
+        """The saddle-point problem."""
+        return lift(problem, **vars(self))
 
 
 def _fidelity_term(problem: VariationalProblem) -> PrimalTerm | None:

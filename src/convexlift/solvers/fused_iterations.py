@@ -25,7 +25,13 @@ from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
 from convexlift.solvers.fused_layers import RestOfProblem
 from convexlift.solvers.fused_restarts import Group, Groups
-from convexlift.solvers.iterations import Displacement, Iterations, RestartState
+from convexlift.solvers.iterations import (
+    Displacement,
+    ExtrapolatedIterations,
+    Iterations,
+    RestartState,
+    TiledIterations,
+)
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.replays import captured
 from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory, Restarts
@@ -223,11 +229,15 @@ class FusedIterations(Iterations):
             w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v,
         )  # fmt: skip
 
+    def keeps(self, state: RestartState) -> bool:
+        """If the state has copies of its own."""
+        return not _is_large(state.w_v)
+
     def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
         """Whether iterations are not waited for, and the state has copies of its own."""
         decides = relaxed or self._layer.compiled is not None
         there = decides and self._rest is None and state.w_u.device.type == "cuda"
-        return there and not _is_large(state.w_v)
+        return there and self.keeps(state)
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""
@@ -331,3 +341,16 @@ class FusedIterations(Iterations):
 def _is_large(v: Blocks) -> bool:
     """Whether states have no copies of w and anchors."""
     return sum(part.nbytes for part in v.values()) > LARGE
+
+
+def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
+    """The implementation for a problem, and why: the only place where this is decided."""
+    reasons = []
+    kinds: tuple[type[Iterations], ...]
+    kinds = TiledIterations, FusedIterations, ExtrapolatedIterations
+    for kind in kinds:
+        try:
+            return kind(saddle, coupling), kind.advantage
+        except DoesNotApply as reason:
+            reasons.append(f"not {kind.name}: {reason}")
+    return Iterations(saddle, coupling), "; ".join(reasons)

@@ -103,6 +103,10 @@ class Iterations:
         """The dual variables of a start as states have them if ``packs``."""
         return v
 
+    def keeps(self, state: RestartState) -> bool:
+        """Whether there is memory to continue this state after iterations from another one."""
+        return not self.packs(state.u["x"])
+
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
     ) -> RestartState | None:
@@ -169,16 +173,13 @@ class ExtrapolatedIterations(Iterations):
 
     def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
         super().__init__(saddle, coupling)
-        K, shapes = saddle.K, list(saddle.K.shapes.values())
-        for row in K.rows.values():
-            name, operator = next(iter(row.items()))
-            shapes.append(operator.output_shape(K.shapes[name]))
-        count = sum(map(math.prod, shapes))
+        shapes = {**saddle.K.shapes, **saddle.K.row_shapes()}
+        count = sum(map(math.prod, shapes.values()))
         if count > MEMORABLE:
             raise DoesNotApply(f"{count} variables are too many to keep those of many iterations")
 
     def load(self, state: RestartState, active: Tensor) -> None:
-        """Take over the past as well."""
+        """With the past."""
         super().load(state, active)
         self.past = Past.none(len(self.w_u["x"])) if state.past is None else state.past
 
@@ -247,8 +248,8 @@ class TiledIterations(Iterations):
 
     def packs(self, x: Tensor) -> bool:
         """Whether v is large, of a single image, and can be packed."""
-        single = len(x) == 1 and x.dtype is torch.float32
-        return self.size >= self._large and single and can_be_packed(self.term.activation)
+        large = self.size >= self._large and len(x) == 1 and x.dtype is torch.float32
+        return large and can_be_packed(self.term.activation)
 
     def packed(self, v: Blocks) -> Blocks:
         """The codes of v, unless it is packed already."""

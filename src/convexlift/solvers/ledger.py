@@ -20,6 +20,7 @@ from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.best import Best, Mask, Numbers, chosen
 from convexlift.solvers.confirmations import claimed, confirmed
+from convexlift.solvers.forecast import Forecast
 from convexlift.solvers.method import State
 from convexlift.solvers.replays import Pending, Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
@@ -33,10 +34,6 @@ from convexlift.tensors import (
 
 Callback = Callable[[Progress], object]
 """Called at every check; return ``True`` to stop."""
-USUAL = 0.1
-"""How much a gap shrinks from check to check, as long as nothing is known (measured)."""
-PATIENCE, PROGRESS = 3, 0.5
-"""A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled (measured)."""
 HOPELESS = 3
 """Refused claims after which an image ends if rounding dominates a gap that hardly shrinks."""
 
@@ -72,7 +69,8 @@ class Ledger:
         self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
         self.history = History()
-        self._gaps: list[Numbers] = []  # of all records
+        self.forecast = Forecast(size, stop.gap)
+        self.trying = torch.zeros(size, dtype=torch.bool)  # for a proof, in the next round
         self.saturated: Tensor | None = None  # of the last check: see ``Solver.reconsider``
         self.claims: list[tuple[Claim, int] | None] = [None] * size  # and the row in it
         self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
@@ -109,21 +107,14 @@ class Ledger:
         launched = self._replays.launched(claimed, x, witness, self.tolerance or 0.0)
         self._early = x, witness, launched
 
-    def expects_more(self) -> bool:
-        """Whether no image is expected to converge at the next check, if gaps shrink as before."""
-        if self.tolerance is None:
-            return True
-        if not self._gaps:
-            return True
-        last = self._gaps[-1]
-        before = self._gaps[-2] if len(self._gaps) > 1 else [gap / USUAL for gap in last]
-        numbers = zip(self._running, last, before, strict=True)
-        # False for NaN
-        ends = (on and old > 0 and gap * (gap / old) <= self.tolerance for on, gap, old in numbers)
-        return not any(ends)
+    def plan(self, provable: Mask) -> None:
+        """Choose among these images those that try for a proof after the check that comes next."""
+        may = [on and fit for on, fit in zip(self.running, provable, strict=True)]
+        self.trying = torch.tensor(self.forecast.attempts(may))
 
     @property
-    def _running(self) -> Mask:
+    def running(self) -> Mask:
+        """A mask of the active images."""
         return [status is Status.RUNNING for status in self.status]
 
     def check(
@@ -147,9 +138,11 @@ class Ledger:
         values = zip(finite, objective, self._best.objective, strict=True)
         better = [ok and value < lowest for ok, value, lowest in values]
         if flat is not None:
-            flat = [all(each) for each in zip(self._running, finite, flat, strict=True)]
+            flat = [all(each) for each in zip(self.running, finite, flat, strict=True)]
             better = [any(each) for each in zip(better, flat, strict=True)]
         self._best.take(better, x, objective)
+        own = zip(objective, map(min, *gaps), strict=True)
+        self.forecast.note([gap / abs(J) if J else math.inf for J, gap in own])
         if witnesses is not None:
             self._best.take_bounds(x, objective, finite, flat, witnesses, *gaps)
         self.end(Status.NOT_FINITE, [not ok for ok in finite])
@@ -158,7 +151,6 @@ class Ledger:
         lower, gap = self._numbers()
         if self.tolerance is not None and self._confirm(gap):
             lower, gap = self._numbers()
-        self._gaps.append(gap)
         bounds = torch.tensor([lower, gap], dtype=torch.float64)
         record = Record(iteration, self.clock.seconds(), *numbers[1:4], *bounds)
         self.history.records.append(record)
@@ -176,7 +168,7 @@ class Ledger:
         if judging is None:
             evaluation = self.problem.evaluate(x)
             flat = self._flat(evaluation, iteration)
-            if flat is None or not any(map(all, zip(self._running, flat, strict=True))):
+            if flat is None or not any(map(all, zip(self.running, flat, strict=True))):
                 unknown = torch.full_like(evaluation.objective, math.inf)
                 return x, flat, None, on_the_host(*evaluation.numbers(unknown, unknown))
         judging = judging or self._replays.launched(judged, x, state.duals, *self._wanted)
@@ -201,25 +193,9 @@ class Ledger:
         """The best images so far."""
         return self._best.x
 
-    def doubtful(self, *, wary: bool) -> bool:
-        """Whether some gap below 1 has not halved in the last checks, or need not if ``wary``."""
-        if self.tolerance is None:
-            return False
-        slow = self._running if wary else self.stalled
-        return any(here and gap < 1 for here, gap in zip(slow, self._gaps[-1], strict=True))
-
-    @property
-    def stalled(self) -> Mask:
-        """A mask of the active images whose gap has not halved in the last checks."""
-        if self.tolerance is None or len(self._gaps) <= PATIENCE:
-            return [False] * len(self.status)
-        now, before = self._gaps[-1], self._gaps[-1 - PATIENCE]
-        halved = (gap <= PROGRESS * old for gap, old in zip(now, before, strict=True))
-        return [here and not done for here, done in zip(self._running, halved, strict=True)]
-
     def end(self, status: Status, images: Mask | None = None) -> None:
         """Give the active images (among ``images``) their final status."""
-        for i, running in enumerate(self._running):
+        for i, running in enumerate(self.running):
             if running and (images is None or images[i]):
                 self._end(i, status)
 
@@ -266,7 +242,7 @@ class Ledger:
         """End the images whose rigorous claim confirms the rough gap; whether any was claimed."""
         assert self.tolerance is not None
         checks = len(self.history)
-        due = [on and checks >= at for on, at in zip(self._running, self._next_claim, strict=True)]
+        due = [on and checks >= at for on, at in zip(self.running, self._next_claim, strict=True)]
         images = [i for i, gap in enumerate(rough) if due[i] and gap <= self.tolerance]
         if not images:
             return False
@@ -390,7 +366,7 @@ class Ledger:
     def _numbers(self) -> tuple[Numbers, Numbers]:
         """Lower bounds and relative gaps: rigorous where claimed, else in the working precision."""
         _, lower, gap = self._best.numbers()
-        for i, running in enumerate(self._running):
+        for i, running in enumerate(self.running):
             if self.claims[i] is not None and not running:
                 lower[i], gap[i] = self._claimed[i]
         return lower, gap

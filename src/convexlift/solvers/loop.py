@@ -19,7 +19,6 @@ from convexlift.solvers.pdhg import PDHG
 from convexlift.solvers.replays import Pending, Replays
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.solution import Solution, Status, StopWhen
-from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tf32 import full_precision
 
 ALIKE = 1.001
@@ -182,18 +181,19 @@ def _iterate(
                     ledger.check(iteration, state)
                 ledger.end(Status.TIME_LIMIT)
             else:
-                count = _at_once(solver, stop, iteration, ledger.clock)
-                state = solver.advance(state, count, ledger.active) if ahead is None else ahead
+                count = _at_once(ledger, solver, stop, iteration)
+                state = _advanced(ledger, solver, state, count) if ahead is None else ahead
                 iteration, ahead = iteration + count, None
                 ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     checked, active = state, ledger.active.clone()
                     judging = ledger.judging(iteration, state)
+                    ledger.plan(_provable(ledger, solver, stop, iteration, state))
                     ahead = _ahead(ledger, solver, stop, iteration, state, judging)
                     wanted = ledger.check(iteration, state, judging)
                     state = solver.reconsider(state, ledger.saturated)
-                    doubtful = ledger.doubtful(wary=solver.wary)
-                    if fallback is not None and any(ledger.stalled):
+                    doubtful = ledger.forecast.doubtful(ledger.running, wary=solver.wary)
+                    if fallback is not None and any(ledger.forecast.stalled(ledger.running)):
                         solver, fallback = fallback.solver(ledger.problem), None
                         state = solver.start(ledger.x)
                     elif doubtful and (precise := solver.in_double(state)) is not None:
@@ -206,6 +206,14 @@ def _iterate(
             ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)
     ledger.state = solver.finished(ledger.state)
+
+
+def _advanced(ledger: Ledger, solver: Solver[State], state: State, count: int) -> State:
+    """The state after a few iterations; for images that try for a proof, after that attempt."""
+    active, trying = ledger.active.clone(), ledger.trying & ledger.active
+    if not bool(trying.any()):
+        return solver.advance(state, count, active)
+    return solver.proving(state, count, trying, active)
 
 
 def _ahead(
@@ -221,25 +229,39 @@ def _ahead(
     So a GPU works while the host waits and thinks. None where this is no use, or likely in vain:
     then the claim is launched that will follow, if this check is the last one, as expected.
     """
-    count = 0 if stop.seconds is not None else _at_once(solver, stop, iteration, ledger.clock)
     if not solver.runs_ahead(state):
         return None
-    if not ledger.expects_more():
+    if not ledger.forecast.expects_more(ledger.running):
         ledger.claim_early(judging)
         return None
-    return solver.advance(state, count, ledger.active.clone()) if count else None
+    if stop.seconds is not None or iteration == stop.max_iterations:
+        return None
+    return _advanced(ledger, solver, state, _at_once(ledger, solver, stop, iteration))
 
 
-def _at_once(solver: Solver[State], stop: StopWhen, iteration: int, clock: Stopwatch) -> int:
+def _at_once(ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: int) -> int:
     """Number of iterations before the next check, limited by the remaining time."""
     to_check = stop.check_every - iteration % stop.check_every
+    if bool(ledger.trying.any()):
+        return to_check  # an attempt is one call
     count = min(solver.block, to_check, stop.max_iterations - iteration)
     if stop.seconds is None or count == 1:
         return count
     if iteration == 0:
         return 1  # to measure the pace
-    pace = clock.seconds() / iteration
-    return max(1, int(min(count, (stop.seconds - clock.seconds()) / pace)))
+    pace = ledger.clock.seconds() / iteration
+    return max(1, int(min(count, (stop.seconds - ledger.clock.seconds()) / pace)))
+
+
+def _provable(
+    ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: int, state: State
+) -> list[bool]:
+    """The images that may try for a proof in the next round, if there is time for it."""
+    spent, limit = ledger.clock.seconds(), stop.seconds
+    late = limit is not None and spent * (1 + stop.check_every / iteration) > limit
+    if late or stop.gap is None or iteration + stop.check_every > stop.max_iterations:
+        return [False] * len(ledger.active)
+    return solver.provable(state)
 
 
 def _require_gradient(problem: VariationalProblem) -> None:

@@ -94,6 +94,17 @@ class Solver(ABC, Generic[StateT]):
             after = choose_images(active, after, state)
         return after
 
+    def provable(self, state: StateT) -> list[bool]:
+        """Images for which ``proving`` is worth trying."""
+        return [False] * len(state.x)
+
+    def proving(self, state: StateT, iterations: int, images: Tensor, active: Tensor) -> StateT:
+        """As ``advance``, but some ``images`` keep theirs and get better dual variables for them.
+
+        Iterations that follow continue from the state before this round. ``images`` are active.
+        """
+        raise NotImplementedError
+
     def runs_ahead(self, state: StateT) -> bool:
         """Whether ``advance`` only launches its iterations, and this state stays as it is."""
         return False

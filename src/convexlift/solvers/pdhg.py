@@ -20,18 +20,18 @@ from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.claims import InBoth, InSinglePrecision, in_double
-from convexlift.problems.lifting import BOX_DUAL, SaddlePointProblem, lift
+from convexlift.problems.lifting import BOX_DUAL, Lift, SaddlePointProblem, lift
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.attempts import attempted, with_free_pixels
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
-from convexlift.solvers.fused_iterations import FusedIterations
+from convexlift.solvers.fused_iterations import FusedIterations, fastest_iterations
 from convexlift.solvers.iterations import (
     ExtrapolatedIterations,
     Iterations,
     RestartState,
-    TiledIterations,
 )
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
@@ -63,18 +63,6 @@ LARGEST_IN_DOUBLE = 2**24
 """The most dual variables, in numbers, of problems that may continue in double precision."""
 ROUNDING = 0.025
 """Iterations change to double precision if rounding is more than this part of a step (measured)."""
-
-
-@dataclass(frozen=True)
-class Lift:
-    """``lift`` with some of its options."""
-
-    dualise_fidelity: bool | None = None
-    dualise_box: bool = False
-
-    def __call__(self, problem: VariationalProblem) -> SaddlePointProblem:
-        """The saddle-point problem."""
-        return lift(problem, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -148,9 +136,8 @@ def _in_either(
             return None
         return RestartedPDHG(double, lifted(double), coupling.in_double(), dtype)
 
-    duals = (K.output_shape(saddle.K.shapes[name])
-             for row in saddle.K.rows.values() for name, K in row.items())  # fmt: skip
-    large = problem.batch_size * sum(map(math.prod, duals)) > LARGEST_IN_DOUBLE
+    duals = sum(map(math.prod, saddle.K.row_shapes().values()))
+    large = problem.batch_size * duals > LARGEST_IN_DOUBLE
     made_precise = None if large or dtype is torch.float64 else precise
     return RestartedPDHG(problem, saddle, coupling, precise=made_precise, lifted=lifted)
 
@@ -337,6 +324,25 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             self.iterations = Iterations(self.saddle, self.coupling)
             return self._advance(state, iterations, active)
 
+    def provable(self, state: RestartState) -> list[bool]:
+        """Extrapolated iterations find dual variables as fast by themselves (measured)."""
+        if self.rules.extrapolated or not self.iterations.keeps(state):
+            return [False] * len(state.u["x"])
+        return self._with_free_pixels
+
+    @cached_property
+    def _with_free_pixels(self) -> list[bool]:
+        return with_free_pixels(self.saddle, self.problem.batch_size)
+
+    def proving(
+        self, state: RestartState, iterations: int, images: Tensor, active: Tensor
+    ) -> RestartState:
+        """The attempt replaces v only, which iterations do not read."""
+        others = active & ~images
+        after = self.advance(state, iterations, others) if bool(others.any()) else state
+        v = attempted(self.iterations, self.coupling, state, iterations, images)
+        return replace(after, v=choose_images(images, v, after.v))
+
     def _advance(self, state: RestartState, iterations: int, active: Tensor) -> RestartState:
         """Iterate to the next decision of the rules, decide, and repeat.
 
@@ -385,16 +391,3 @@ def started(
     u, v = lifted_start(problem, saddle, x)
     sigma = first_sigma(saddle, coupling, u, v)
     return (u, v, coupling.tau(sigma), sigma, coupling.dual_weight), numbers
-
-
-def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:
-    """The implementation for a problem, and why: the only place where this is decided."""
-    reasons = []
-    kinds: tuple[type[Iterations], ...]
-    kinds = TiledIterations, FusedIterations, ExtrapolatedIterations
-    for kind in kinds:
-        try:
-            return kind(saddle, coupling), kind.advantage
-        except DoesNotApply as reason:
-            reasons.append(f"not {kind.name}: {reason}")
-    return Iterations(saddle, coupling), "; ".join(reasons)

@@ -78,14 +78,8 @@ class PDHGState:
 
     def fits(self, saddle: SaddlePointProblem) -> bool:
         """Whether the state has the blocks of this lift."""
-        K = saddle.K
-        rows = {
-            name: operator.output_shape(K.shapes[source])
-            for name, row in K.rows.items()
-            for source, operator in row.items()
-        }
         u, v = ({n: tuple(p.shape[1:]) for n, p in parts.items()} for parts in (self.u, self.v))
-        return u == K.shapes and v == rows
+        return u == saddle.K.shapes and v == saddle.K.row_shapes()
 
 
 @dataclass(frozen=True)
@@ -313,11 +307,7 @@ def released_duals(problem: VariationalProblem, saddle: SaddlePointProblem, x: T
             f"{network.layers[-1].activation}; leave as_released out"
         )
     last = dual_names(len(network.layers), len(network.layers))[0]
-    v = {
-        name: x.new_zeros(len(x), *operator.output_shape(saddle.K.shapes[source]))
-        for name, row in saddle.K.rows.items()
-        for source, operator in row.items()
-    }
+    v = {name: x.new_zeros(len(x), *shape) for name, shape in saddle.K.row_shapes().items()}
     v[last] = torch.where(a > 0, problem.weight * network.output, 0.0)
     if DATA_DUAL in v:
         slope = problem.fidelity.gradient(problem.operator(x))

@@ -211,6 +211,21 @@ class SaturatedPDHG(Solver[SaturatedState]):
             full = self.full.advance(full, iterations, active & ~holds)
         return replace(state, without=without, full=full)
 
+    def provable(self, state: SaturatedState) -> list[bool]:
+        """As the solver without the last layer says, as long as that suffices."""
+        if state.without is None:
+            return [False] * len(state.holds)
+        pairs = zip(state.holds.tolist(), self.without.provable(state.without), strict=True)
+        return [holds and fit for holds, fit in pairs]
+
+    def proving(
+        self, state: SaturatedState, iterations: int, images: Tensor, active: Tensor
+    ) -> SaturatedState:
+        """Without the last layer; images that have it iterate as usual."""
+        assert state.without is not None
+        without = self.without.proving(state.without, iterations, images, active & state.holds)
+        return replace(self.advance(state, iterations, active & ~state.holds), without=without)
+
     def runs_ahead(self, state: SaturatedState) -> bool:
         """As the solver without the last layer, as long as that suffices."""
         return state.full is None and self.without.runs_ahead(state._only)

@@ -1,0 +1,60 @@
+"""Attempts at a proof: better dual variables for images that stay as they are.
+
+Where data leave pixels free (missing ones, or those that an L1 term gives up), images converge long
+before dual variables do. The gap is then nearly all violation of V* p = -D'(x), and an attempt is a
+round of Halpern iterations from (u, v) with dual steps that are many times shorter,
+
+    u   <- prox_{g / s}(u - s tau K* v),    v <- prox_{s f*}(v + sigma / s K u_bar),    s >> 1.
+
+Since tau sigma stays the same, v reacts to a violation of that equation as before, and hardly to
+anything else: this is a method for least squares. It leaves about an eighth of the gap, where an
+ordinary round leaves half. Its u goes to and fro and is of no use, so that the next round continues
+from the state before the attempt. ``forecast`` decides when to try.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from convexlift.functionals.terms import DiagonalFidelityTerm
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.solvers.coupling import Coupling
+from convexlift.solvers.iterations import Iterations, RestartState
+from convexlift.tensors import Blocks
+
+SHORTER = 3.0
+"""s, divided by the dual variables of a pixel.
+
+The more there are, the less each has to move to change V* p (measured: s of 3 to 10 is best for
+total variation, 30 to 300 for 24 to 48 filters).
+"""
+HELD = 0.01
+"""Data hold all pixels if the least curvature is at least this part of the greatest."""
+
+
+def with_free_pixels(saddle: SaddlePointProblem, batch: int) -> list[bool]:
+    """The images whose data leave pixels free; none where the fidelity is dualised."""
+    term = saddle.g.get("x")
+    if not isinstance(term, DiagonalFidelityTerm):
+        return [False] * batch
+    y, k = term.fidelity.y, term.fidelity.curvature
+    if k is None:
+        return [True] * batch
+    least, greatest = (k * term.diagonal.square()).to(y).expand_as(y).flatten(1).aminmax(dim=1)
+    free: list[bool] = (least < HELD * greatest).tolist()
+    return free
+
+
+def attempted(
+    running: Iterations, coupling: Coupling, state: RestartState, iterations: int, images: Tensor
+) -> Blocks:
+    """The dual variables after an attempt for these images."""
+    duals, pixels = sum(part[0].numel() for part in state.v.values()), state.u["x"][0].numel()
+    sigma = running.steps(state)[1] * (pixels / (SHORTER * duals))
+    tau = coupling.tau(sigma)
+    k = np.arange(iterations, dtype=float)[:, None].repeat(len(images), 1)
+    kept = (k + 1) / (k + 2)
+    running.load(state.moved(), images)
+    running.iterate(tau, sigma, np.stack([2 * kept, -kept, 1 - kept]), measure=False)
+    return running.store(state, tau, sigma).v
