@@ -68,9 +68,8 @@ class RestartState(PDHGState):
     def moved(self) -> RestartState:
         """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
         u, v = self.u, self.v
-        return replace(
-            self, w_u=u, w_v=v, anchor_u=u, anchor_v=v, origin_u=u, origin_v=v, past=None
-        )  # fmt: skip
+        moved = replace(self, w_u=u, w_v=v, anchor_u=u, anchor_v=v)
+        return replace(moved, origin_u=u, origin_v=v, past=None)
 
 
 class Iterations:
