@@ -53,6 +53,18 @@ def test_it_comes_before_the_numbers_of_that_check(operator, launches, monkeypat
     assert launches.count(("launch", "claimed")) == 1
 
 
+def test_it_comes_before_the_numbers_of_the_check_at_a_limit(launches, monkeypatch):
+    problem, stop = stated(batch=1), cl.StopWhen(gap=None, max_iterations=20)
+    expected = ordinary(problem, monkeypatch, stop=stop)
+    for _ in range(3):
+        launches.clear()
+        assert_same(cl.solve(problem, stop=stop), expected)
+    assert launches[-4:] == [
+        ("launch", "judged"), ("launch", "claimed"), ("wait", "judged"), ("wait", "claimed"),
+    ]  # fmt: skip
+    assert launches.count(("launch", "claimed")) == 1
+
+
 def test_one_in_vain_is_thrown_away(launches, monkeypatch):
     """Here every check is expected to be the last one."""
     problem = stated()
@@ -71,7 +83,7 @@ def test_better_images_are_those_of_the_claim():
     solved = cl.solve(problem, stop=cl.StopWhen(gap=1e-9))
     x = solved.x.clone()
     x[1] = problem.initial_image()[1]
-    (found, _), numbers = claimed(InBoth(problem), x, solved.duals, 1e-3)
+    (found, _), numbers = claimed(InBoth(problem), x, solved.duals, 1e-3, improve=True)
     assert problem.objective(found)[1] < problem.objective(x)[1]
     torch.testing.assert_close(found, solved.x, rtol=0, atol=1e-4)
     torch.testing.assert_close(numbers[0], solved.objective, rtol=1e-6, atol=0)

@@ -30,10 +30,10 @@ INWARDS = (1e-12, 1e-6, 1e-3, 1.0)
 
 
 def claimed(
-    both: InBoth, x: Tensor, witness: Blocks, tolerance: float
+    both: InBoth, x: Tensor, witness: Blocks, tolerance: float, improve: bool
 ) -> tuple[tuple[Tensor, Proved], tuple[Tensor, ...]]:
-    """``proved`` about x, or about the image that goes with its dual variables, if it is better."""
-    x = better_image(both.problem, x, witness)
+    """``proved`` about x; to ``improve``, about the image of the dual variables if it is better."""
+    x = better_image(both.problem, x, witness) if improve else x
     found, numbers = proved(both, x, witness, tolerance)
     return (x, found), numbers
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.certificate import judged
-from convexlift.problems.claims import Claim, Guarantee, last_digit, proved, stated, unpacked
+from convexlift.problems.claims import Claim, Guarantee, last_digit, stated, unpacked
 from convexlift.problems.data_bound import Scopes
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
@@ -79,7 +79,7 @@ class Ledger:
         self._callback = callback
         self.clock = Stopwatch()
         self._replays, self._both = replays, replays.both
-        self._early: tuple[Tensor, Blocks, Pending] | None = None  # a claim launched early
+        self._early: tuple[Tensor, Blocks, bool, Pending] | None = None  # launched early
         self.begin(state)
 
     def begin(self, state: State) -> None:
@@ -98,14 +98,14 @@ class Ledger:
             return None
         return self._replays.launched(judged, self._judged, state.duals, *self._wanted)
 
-    def claim_early(self, judging: Pending | None) -> None:
-        """Launch the claim that follows if the check will find that all images have converged."""
+    def claim_early(self, judging: Pending | None, *, converged: bool) -> None:
+        """Launch the claim that follows if all images have ``converged``, or if none has."""
         whole = self.rigorous and self._best.everywhere and bool(self.active.all())
         if judging is None or not whole or not self._replays.replays:
             return
         x, witness = self._judged, judging.found[1].everywhere
-        launched = self._replays.launched(claimed, x, witness, self.tolerance or 0.0)
-        self._early = x, witness, launched
+        launched = self._replays.launched(claimed, x, witness, self.tolerance or 0.0, converged)
+        self._early = x, witness, converged, launched
 
     def plan(self, provable: Mask) -> None:
         """Choose among these images those that try for a proof after the check that comes next."""
@@ -323,15 +323,16 @@ class Ledger:
             yield from self._rough_claim(best, images)
             return
         early, self._early, tolerance = self._early, None, self.tolerance or 0.0
-        if early is not None and not (best is early[0] and witness is early[1]):
+        improve = confirm and self._best.everywhere
+        if early is None or not (best is early[0] and witness is early[1] and improve == early[2]):
             early = None  # about others
         wanted = list(range(len(images))) if isinstance(rows, Tensor) else images
         best, witness = best[rows], Blocks({n: p[rows] for n, p in witness.items()})
-        if confirm and self._best.everywhere:
-            pending = early[2] if early and replays is self._replays else None
-            (x, found), numbers = (pending or replays.launched(claimed, best, witness, tolerance))()
+        if early is not None and replays is self._replays:
+            pending = early[3]
         else:
-            x, (found, numbers) = best, replays(proved, best, witness, tolerance)
+            pending = replays.launched(claimed, best, witness, tolerance, improve)
+        (x, found), numbers = pending()
 
         def places() -> tuple[Tensor, ...]:
             return tuple(place[rows] for place in self._places)

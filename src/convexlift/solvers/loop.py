@@ -226,15 +226,16 @@ def _ahead(
 ) -> State | None:
     """The state after the next iterations, launched before the numbers of a check have arrived.
 
-    So a GPU works while the host waits and thinks. None where this is no use, or likely in vain:
-    then the claim is launched that will follow, if this check is the last one, as expected.
+    So a GPU works while the host waits and thinks. None where this is no use, or likely in vain.
+    If this check is expected to be the last one, the claim that follows is launched.
     """
     if not solver.runs_ahead(state):
         return None
-    if not ledger.forecast.expects_more(ledger.running):
-        ledger.claim_early(judging)
+    converged = not ledger.forecast.expects_more(ledger.running)
+    if converged or iteration == stop.max_iterations:
+        ledger.claim_early(judging, converged=converged)
         return None
-    if stop.seconds is not None or iteration == stop.max_iterations:
+    if stop.seconds is not None:
         return None
     return _advanced(ledger, solver, state, _at_once(ledger, solver, stop, iteration))
 
