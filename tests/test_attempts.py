@@ -7,8 +7,9 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.certificate import judge
+from convexlift.problems.lifting import lift
 from convexlift.solvers import forecast
-from convexlift.solvers.attempts import with_free_pixels
+from convexlift.solvers.attempts import candidates
 from convexlift.solvers.forecast import Course, Forecast
 from convexlift.solvers.iterations import Iterations, TiledIterations
 from convexlift.solvers.pdhg import PDHG
@@ -119,6 +120,13 @@ def test_a_limit_on_iterations_holds():
         assert int(cl.solve(salt_and_pepper(), stop=stop).iterations) == limit
 
 
+def test_none_if_every_iteration_is_checked(monkeypatch):
+    problem, stop = salt_and_pepper(), cl.StopWhen(gap=1e-3, check_every=2)
+    found = cl.solve(problem, stop=stop)
+    never(monkeypatch)
+    assert torch.equal(found.x, cl.solve(problem, stop=stop).x)
+
+
 def test_a_solution_continues_from_the_best_dual_variables():
     problem = salt_and_pepper()
     solution = cl.solve(problem, stop=STOP)
@@ -142,7 +150,15 @@ def test_only_where_data_leave_pixels_free(fidelity, operator, free):
         fidelity=fidelity(torch.rand(2, 1, 8, 8)), operator=operator,
         regularizer=cl.TotalVariation(), weight=0.1, box=(0, 1),
     )  # fmt: skip
-    assert with_free_pixels(PDHG().solver(problem).saddle, 2) == free
+    assert candidates(PDHG().solver(problem).saddle, 2) == free
+
+
+def test_and_where_layers_follow_one_another():
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(2, 1, 8, 8)), weight=0.1, box=(0, 1),
+        regularizer=cl.networks.convolutional(channels=2, kernel=3),
+    )  # fmt: skip
+    assert candidates(lift(problem), 2) == [True, True]
 
 
 def course(*gaps: float) -> Course:

@@ -1,12 +1,13 @@
 """Attempts at a proof: better dual variables for images that stay as they are.
 
-Where data leave pixels free (missing ones, or those that an L1 term gives up), images converge long
-before dual variables do. The gap is then nearly all violation of V* p = -D'(x), and an attempt is a
-round of Halpern iterations from (u, v) with dual steps that are many times shorter,
+Where data leave pixels free (missing ones, or those that an L1 term gives up), and where layers
+follow one another, images converge long before dual variables do. The gap is then nearly all
+violation of equations that these have to satisfy, such as V* p = -D'(x). An attempt is a round of
+Halpern iterations from (u, v) with dual steps that are many times shorter,
 
-    u   <- prox_{g / s}(u - s tau K* v),    v <- prox_{s f*}(v + sigma / s K u_bar),    s >> 1.
+    u <- prox_{s tau g}(u - s tau K* v),    v <- prox_{sigma/s f*}(v + sigma/s K u_bar),    s >> 1.
 
-Since tau sigma stays the same, v reacts to a violation of that equation as before, and hardly to
+Since the product of the steps stays the same, v reacts to a violation as before, and hardly to
 anything else: this is a method for least squares. It leaves about an eighth of the gap, where an
 ordinary round leaves half. Its u goes to and fro and is of no use, so that the next round continues
 from the state before the attempt. ``forecast`` decides when to try.
@@ -33,13 +34,16 @@ HELD = 0.01
 """Data hold all pixels if the least curvature is at least this part of the greatest."""
 
 
-def with_free_pixels(saddle: SaddlePointProblem, batch: int) -> list[bool]:
-    """The images whose data leave pixels free; none where the fidelity is dualised."""
+def candidates(saddle: SaddlePointProblem, batch: int) -> list[bool]:
+    """The images for which attempts are of use: with free pixels, or with several layers.
+
+    None behind an operator that is not diagonal, where ``repairs.tightened`` does as much.
+    """
     term = saddle.g.get("x")
     if not isinstance(term, DiagonalFidelityTerm):
         return [False] * batch
     y, k = term.fidelity.y, term.fidelity.curvature
-    if k is None:
+    if k is None or len(saddle.f) > 1:
         return [True] * batch
     least, greatest = (k * term.diagonal.square()).to(y).expand_as(y).flatten(1).aminmax(dim=1)
     free: list[bool] = (least < HELD * greatest).tolist()

@@ -23,6 +23,8 @@ from convexlift.tf32 import full_precision
 
 ALIKE = 1.001
 """Largest ratio of curvatures of data that hold all pixels alike."""
+ROUND = 5
+"""The fewest iterations between checks of an attempt at a proof; fewer would not get anywhere."""
 
 
 def run(
@@ -257,10 +259,10 @@ def _at_once(ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: i
 def _provable(
     ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: int, state: State
 ) -> list[bool]:
-    """The images that may try for a proof in the next round, if there is time for it."""
-    spent, limit = ledger.clock.seconds(), stop.seconds
-    late = limit is not None and spent * (1 + stop.check_every / iteration) > limit
-    if late or stop.gap is None or iteration + stop.check_every > stop.max_iterations:
+    """The images that may try for a proof in the next round, if that is long enough and fits."""
+    count, limit = stop.check_every, stop.seconds
+    late = limit is not None and ledger.clock.seconds() * (1 + count / iteration) > limit
+    if late or stop.gap is None or count < ROUND or iteration + count > stop.max_iterations:
         return [False] * len(ledger.active)
     return solver.provable(state)
 

@@ -23,7 +23,7 @@ from convexlift.problems.claims import InBoth, InSinglePrecision, in_double
 from convexlift.problems.lifting import BOX_DUAL, Lift, SaddlePointProblem, lift
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.attempts import attempted, with_free_pixels
+from convexlift.solvers.attempts import attempted, candidates
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
@@ -328,11 +328,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         """Extrapolated iterations find dual variables as fast by themselves (measured)."""
         if self.rules.extrapolated or not self.iterations.keeps(state):
             return [False] * len(state.u["x"])
-        return self._with_free_pixels
+        return self._candidates
 
     @cached_property
-    def _with_free_pixels(self) -> list[bool]:
-        return with_free_pixels(self.saddle, self.problem.batch_size)
+    def _candidates(self) -> list[bool]:
+        return candidates(self.saddle, self.problem.batch_size)
 
     def proving(
         self, state: RestartState, iterations: int, images: Tensor, active: Tensor

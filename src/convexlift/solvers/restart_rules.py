@@ -35,8 +35,8 @@ NECESSARY = 0.8
 """Restart when the residual is below this fraction and has started to rise again."""
 LONG = 0.5
 """Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
-RELAXED_AT_FIRST = 160
-"""Relaxed iterations at the start, where R has kinks and the fidelity is smooth."""
+RELAXED_AT_FIRST, IN_LAYERS = 160, 100
+"""Relaxed iterations at the start, where only R has kinks: one layer, or more."""
 WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
@@ -159,7 +159,8 @@ class RestartRules:
         ``growth``: of the times at which relaxed iterations restart.
         """
         # Relaxed iterations before the reflected Halpern iteration takes over.
-        kinks = math.inf if relaxed else RELAXED_AT_FIRST
+        several = len(problem.network.layers) > 1
+        kinks = math.inf if relaxed else IN_LAYERS if several else RELAXED_AT_FIRST
         self.relaxed = math.inf if problem.smooth else kinks if problem.fidelity.smooth else 0
         if extrapolated:
             self.relaxed = math.inf
