@@ -8,14 +8,13 @@ import torch
 import convexlift as cl
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import lift
-from convexlift.solvers import forecast
 from convexlift.solvers.attempts import candidates
 from convexlift.solvers.forecast import Course, Forecast
 from convexlift.solvers.iterations import Iterations, TiledIterations
-from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 
 SIZE = 64
-STOP = cl.StopWhen(gap=1e-3, max_iterations=400)
+STOP = cl.StopWhen(gap=1e-4, max_iterations=400)
 
 
 def salt_and_pepper(seeds=(0,), **options) -> cl.VariationalProblem:
@@ -60,9 +59,10 @@ def test_they_save_iterations(monkeypatch):
         fidelity=cl.SquaredL2(y * mask), operator=cl.Mask(mask), noise=0.05, weight=1.0,
         regularizer=cl.load("photo-open").to(y), box=(0, 1),
     )  # fmt: skip
-    tried = cl.solve(problem, stop=STOP)
+    stop = cl.StopWhen(gap=1e-3, max_iterations=400)
+    tried = cl.solve(problem, stop=stop)
     never(monkeypatch)
-    plain = cl.solve(problem, stop=STOP)
+    plain = cl.solve(problem, stop=stop)
     assert tried.status == plain.status == (cl.Status.CONVERGED,)
     assert int(tried.iterations) <= 0.8 * int(plain.iterations)
     # Two certified intervals that contain the same optimum.
@@ -130,7 +130,7 @@ def test_none_if_every_iteration_is_checked(monkeypatch):
 def test_a_solution_continues_from_the_best_dual_variables():
     problem = salt_and_pepper()
     solution = cl.solve(problem, stop=STOP)
-    resumed = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=0), start=solution.state)
+    resumed = cl.solve(problem, stop=cl.StopWhen(gap=1e-4, max_iterations=0), start=solution.state)
     assert resumed.status == (cl.Status.CONVERGED,)
 
 
@@ -161,10 +161,10 @@ def test_and_where_layers_follow_one_another():
     assert candidates(lift(problem), 2) == [True, True]
 
 
-def course(*gaps: float) -> Course:
-    made = Course()
+def course(*gaps: float, in_data: float = 1.0, several: bool = False) -> Course:
+    made = Course(several)
     for gap in gaps:
-        made.note(gap)
+        made.note(gap, in_data)
     return made
 
 
@@ -173,7 +173,7 @@ def course(*gaps: float) -> Course:
     [
         ((1.0,), False),  # nothing is known about the pace
         ((1e-1, 1e-2, 1e-3), False),  # the next ordinary round will do
-        ((1e-2, 8e-3, 6.5e-3), True),  # 0.15 of a slow gap is below the tolerance
+        ((1e-2, 8e-3, 7.5e-3), True),  # a tenth of a slow gap is below the tolerance
         ((1.0, 0.8, 0.7), False),  # too far away, too early to see what is left
         ((1.0, 0.9, 0.8, 0.7, 0.65), True),  # but not now, with a hundred rounds to go
         ((5e-3, float("nan"), float("nan")), True),  # as if it had not changed
@@ -185,41 +185,67 @@ def test_when_an_attempt_is_worthwhile(gaps, worth):
     assert course(*gaps).is_worth_trying(1e-3) == worth
 
 
+def test_attempts_are_for_gaps_in_the_data_or_for_several_layers():
+    slow, long = (1e-2, 8e-3, 7.5e-3), (1.0, 0.9, 0.8, 0.7, 0.65)
+    assert course(*slow).left == pytest.approx(0.1)
+    assert not course(*slow, in_data=0.5).is_worth_trying(1e-3)
+    assert not course(*long, in_data=0.5).is_worth_trying(1e-3)
+    assert not course(*slow, in_data=0.0, several=True).is_worth_trying(1e-3)
+    assert course(*long, in_data=0.0, several=True).is_worth_trying(1e-3)
+
+
 def test_an_attempt_teaches_what_it_leaves_and_is_not_repeated_at_once():
     made = course(1.0, 0.9, 0.8, 0.7, 0.6)
     assert made.is_worth_trying(1e-3)
     made.trying = True
     assert not made.is_worth_trying(1e-3)
-    assert made.expected() == forecast.LEFT * 0.6
+    assert made.expected() == pytest.approx(0.06)
     made.note(0.3)
     made.trying = False
     assert (made.left, made.gaps[-1]) == (0.5, 0.6)
     made.note(0.55)
+    assert made.left == 0.5
     assert not made.is_worth_trying(1e-3)  # half as many rounds again come first
-    for gap in (0.5, 0.45):
-        made.note(gap)
+    made.note(0.5)
     assert made.is_worth_trying(1e-3)
 
 
 def test_attempts_are_announced_one_check_ahead():
     plan = Forecast(2, 1e-3)
+
+    def note(*gaps: float) -> None:
+        plan.note([-10.0, -10.0], [10 * gap for gap in gaps], [10 * gap for gap in gaps])
+
     for gap in (6e-3, 5.5e-3):
-        plan.note([gap, 1e-1 * gap])
-    assert plan.attempts([True, True]) == [True, False]
-    assert plan.attempts([False, True]) == [False, False]
-    plan.attempts([True, True])
-    plan.note([5e-3, 5e-4])  # still of an ordinary round
+        note(gap, 1e-1 * gap)
+    assert plan.worth_trying([True, True]) == [True, False]
+    assert plan.worth_trying([False, True]) == [False, False]
+    plan.announce([True, False])
+    note(5e-3, 5e-4)  # still of an ordinary round
     assert plan.courses[0].trying
     assert not plan.courses[1].trying
     assert not plan.expects_more([True, False])
-    plan.attempts([True, False])
-    plan.note([2e-3, 5e-4])
-    assert plan.courses[0].gaps[-1] == 5e-3
+    assert plan.worth_trying([True, False]) == [False, False]
+    plan.announce([False, False])
+    note(2e-3, 5e-4)
+    assert plan.courses[0].gaps[-1] == pytest.approx(5e-3)
 
 
 def test_nothing_is_tried_without_a_tolerance():
     for tolerance in (None, 0.0):
         plan = Forecast(1, tolerance)
         for gap in (1e-2, 8e-3, 7e-3, 6e-3, 5e-3, 4e-3):
-            plan.note([gap])
-            assert plan.attempts([True]) == [False]
+            plan.note([1.0], [gap], [gap])
+            assert plan.worth_trying([True]) == [False]
+
+
+def test_only_wanted_attempts_ask_whether_they_are_possible(monkeypatch):
+    """That would make a GPU wait: with squared L2 data, it compares curvatures."""
+    asked = []
+    monkeypatch.setattr(
+        RestartedPDHG, "provable", lambda self, state: asked.append(state) or [True] * len(state.x)
+    )
+    cl.solve(salt_and_pepper(), stop=cl.StopWhen(gap=1e-3, max_iterations=20))
+    assert not asked
+    cl.solve(salt_and_pepper(), stop=STOP)
+    assert asked

@@ -178,7 +178,7 @@ def test_rounding_is_looked_for_before_gaps_stall(gap, wary, plain):
     """Once a gap is below 1, at the first check; other solvers wait for more checks."""
     assert cl.PDHG().solver(scan()).wary
     forecast = Forecast(1, 1e-3)
-    forecast.note([gap])
+    forecast.note([1.0], [gap], [gap])
     assert forecast.doubtful([True], wary=True) == wary
     assert forecast.doubtful([True], wary=False) == plain
 

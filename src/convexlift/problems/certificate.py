@@ -48,7 +48,7 @@ from convexlift.problems.minorant import Minorant, OnePass, minorant_at
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import repaired, tightened
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
-from convexlift.tensors import Blocks, choose_images, expand_per_image
+from convexlift.tensors import Blocks, choose_images, expand_per_image, sum_per_image
 from convexlift.tf32 import full_precision
 
 CLEARANCE = 1e-10
@@ -224,7 +224,8 @@ def judged(
         return (None, Scopes(witness, witness)), numbers
     evaluation, bounds = judge(both.problem, x, duals, tolerance)
     witnesses = Scopes(bounds.everywhere.witness, bounds.near.witness)
-    numbers = evaluation.numbers(bounds.everywhere.gap, bounds.near.gap)
+    in_data = sum_per_image(bounds.near.data.pixels)
+    numbers = evaluation.numbers(bounds.everywhere.gap, bounds.near.gap, in_data)
     return (evaluation.on(None) if evaluated else None, witnesses), numbers
 
 

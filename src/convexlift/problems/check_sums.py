@@ -36,7 +36,7 @@ def check_sums(
     # NaN in x makes the data term NaN, which stays visible.
     objective = data_term + problem.weight * regularizer + indicator
     gap = excess + minorant.slack
-    numbers = wild == 0, objective, data_term, regularizer, gap, gap
+    numbers = wild == 0, objective, data_term, regularizer, gap, gap, excess
     if len(problem.network.layers) == 1:
         return minorant.witness, numbers
     assert last is not None

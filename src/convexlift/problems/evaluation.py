@@ -40,16 +40,18 @@ class Evaluation:
         """Whether the layers were kept."""
         return self._layers is not None
 
-    def numbers(self, everywhere: Tensor, near: Tensor) -> tuple[Tensor, ...]:
-        """Whether x is finite, the objective and its two parts, and two gaps; (B,) each.
+    def numbers(self, everywhere: Tensor, near: Tensor, in_data: Tensor) -> tuple[Tensor, ...]:
+        """Whether x is finite, the objective and its two parts, two gaps and a part; (B,) each.
 
-        And of several layers, whether all units of the last one have their steepest slope.
+        The last one is the part of the near gap that lies ``in_data``. And of several layers,
+        whether all units of the last one have their steepest slope.
         """
         assert self._network is not None
         finite = torch.isfinite(self.x).flatten(1).all(1)
         found = finite, self.objective, self.data_term, self.regularizer, everywhere, near
-        several = len(self._network.layers) > 1
-        return (*found, self._network.saturated(self.last)) if several else found
+        if len(self._network.layers) == 1:
+            return *found, in_data
+        return *found, in_data, self._network.saturated(self.last)
 
     @property
     def last(self) -> Tensor:

@@ -15,14 +15,16 @@ USUAL = 0.1
 """How much a gap shrinks from check to check, as long as nothing is known (measured)."""
 PATIENCE, PROGRESS = 3, 0.5
 """A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled (measured)."""
-LEFT = 0.15
-"""The part of a gap that an attempt at a proof leaves, until one has been made (measured)."""
+LEFT, LEFT_OF_LAYERS = 0.1, 1.2
+"""The part of a gap that an attempt leaves, and the multiple of what is not in data (measured)."""
 MARGIN = 1.05
 """Attempts should end below the tolerance by this factor."""
 MANY = 6
 """Rounds to go, as far as can be told, from which an attempt is made to see what it leaves."""
 FIRST = 5
 """Checks before the first such attempt; later ones come after half as many again."""
+HALF = 0.6
+"""With one layer, an attempt that leaves more than this is not made to see what it leaves."""
 
 
 @dataclass
@@ -30,24 +32,31 @@ class Course:
     """What is known about one image.
 
     Attributes:
+        several: whether there are several layers: nothing is known about attempts there.
         gaps: the least so far, at each check of an ordinary round.
-        left: the part of the gap that the last attempt left.
+        left: the part of the gap that an attempt leaves: the last one did, or would be expected to.
         due: checks after which an attempt is made in any case, if many rounds are to go.
         trying: whether the round to be noted next is an attempt.
+        tried: whether there was an attempt.
     """
 
+    several: bool = False
     gaps: list[float] = field(default_factory=list)
-    left: float = LEFT
+    left: float = 1.0
     due: int = FIRST
     trying: bool = False
+    tried: bool = False
 
-    def note(self, gap: float) -> None:
-        """Take over the gap of a check."""
+    def note(self, gap: float, in_data: float = 1.0) -> None:
+        """Take over the gap of a check, and the part of it that is in the data."""
         least = self.gaps[-1] if self.gaps else math.inf
         if self.trying:
             self.left, self.due = min(gap / least, 1.0), len(self.gaps) * 3 // 2
-        else:
-            self.gaps.append(gap if gap < least else least)  # the latter for NaN
+            self.tried = True
+            return
+        self.gaps.append(gap if gap < least else least)  # the latter for NaN
+        if not self.tried:
+            self.left = LEFT + LEFT_OF_LAYERS * (1 - in_data)
 
     @property
     def pace(self) -> float:
@@ -70,8 +79,9 @@ class Course:
             return False  # an ordinary round will do
         if MARGIN * self.left * gap * math.sqrt(pace) <= tolerance:
             return True
-        rounds = math.log(tolerance / gap) / math.log(min(pace, 0.99))
-        return rounds >= MANY and len(self.gaps) >= self.due
+        if len(self.gaps) < self.due or (self.left > HALF and not self.several):
+            return False
+        return math.log(tolerance / gap) / math.log(min(pace, 0.99)) >= MANY
 
     @property
     def has_stalled(self) -> bool:
@@ -82,23 +92,27 @@ class Course:
 class Forecast:
     """The courses of all images of a batch; without a tolerance, nothing is expected."""
 
-    def __init__(self, batch: int, tolerance: float | None) -> None:
+    def __init__(self, batch: int, tolerance: float | None, *, several: bool = False) -> None:
         self._tolerance = tolerance
-        self.courses = [Course() for _ in range(batch)]
-        self._next = [False] * batch
+        self.courses = [Course(several) for _ in range(batch)]
+        self._next: Mask = [False] * batch
 
-    def note(self, gaps: Numbers) -> None:
-        """Take over the relative gaps of a check, which its own dual variables prove."""
-        for course, gap, trying in zip(self.courses, gaps, self._next, strict=True):
-            course.note(gap)
+    def note(self, objective: Numbers, gaps: Numbers, in_data: Numbers) -> None:
+        """Take over absolute gaps of a check, which its own dual variables prove, and parts."""
+        rows = zip(self.courses, objective, gaps, in_data, self._next, strict=True)
+        for course, J, gap, part, trying in rows:
+            course.note(gap / abs(J) if J else math.inf, part / gap if gap > 0 else 1.0)
             course.trying = trying
 
-    def attempts(self, running: Mask) -> Mask:
-        """The images whose round after the check to be noted next is an attempt."""
-        pairs = zip(running, self.courses, strict=True)
+    def worth_trying(self, running: Mask) -> Mask:
+        """The images whose round after the check to be noted next should be an attempt."""
         tolerance = self._tolerance or 0.0
-        self._next = [on and tolerance > 0 and c.is_worth_trying(tolerance) for on, c in pairs]
-        return self._next
+        pairs = zip(running, self.courses, strict=True)
+        return [on and tolerance > 0 and c.is_worth_trying(tolerance) for on, c in pairs]
+
+    def announce(self, attempts: Mask) -> None:
+        """The images whose round after that check is an attempt."""
+        self._next = attempts
 
     def expects_more(self, running: Mask) -> bool:
         """Whether no image is expected to converge at the next check."""

@@ -69,8 +69,8 @@ class Ledger:
         self.iterations = torch.zeros(size, dtype=torch.long)
         self.status = [Status.RUNNING] * size
         self.history = History()
-        self.forecast = Forecast(size, stop.gap)
-        self.trying = torch.zeros(size, dtype=torch.bool)  # for a proof, in the next round
+        self.forecast = Forecast(size, stop.gap, several=len(problem.network.layers) > 1)
+        self.trying: Tensor | None = None  # images that try for a proof in the next round
         self.saturated: Tensor | None = None  # of the last check: see ``Solver.reconsider``
         self.claims: list[tuple[Claim, int] | None] = [None] * size  # and the row in it
         self._claimed: list[tuple[float, float]] = [(-math.inf, math.inf)] * size  # bound and gap
@@ -107,10 +107,16 @@ class Ledger:
         launched = self._replays.launched(claimed, x, witness, self.tolerance or 0.0, converged)
         self._early = x, witness, converged, launched
 
-    def plan(self, provable: Mask) -> None:
-        """Choose among these images those that try for a proof after the check that comes next."""
-        may = [on and fit for on, fit in zip(self.running, provable, strict=True)]
-        self.trying = torch.tensor(self.forecast.attempts(may))
+    def plan(self, provable: Callable[[], Mask]) -> None:
+        """Choose the images that try for a proof after the check that comes next.
+
+        Those that are ``provable`` at all are not asked for in vain: a GPU would be waited for.
+        """
+        wanted = self.forecast.worth_trying(self.running)
+        if any(wanted):
+            wanted = [one and fit for one, fit in zip(wanted, provable(), strict=True)]
+        self.forecast.announce(wanted)
+        self.trying = torch.tensor(wanted) if any(wanted) else None
 
     @property
     def running(self) -> Mask:
@@ -130,7 +136,7 @@ class Ledger:
         ``judging`` was launched for this state, if it was.
         """
         x, flat, witnesses, numbers = self._judge(iteration, state, judging)
-        self.saturated = numbers[6] > 0 if len(numbers) > 6 else None
+        self.saturated = numbers[7] > 0 if len(numbers) > 7 else None
         is_finite, objective, _, _, *gaps = (each.tolist() for each in numbers[:6])
         pairs = zip(is_finite, objective, strict=True)
         finite = [ok > 0 and not math.isnan(value) for ok, value in pairs]
@@ -141,8 +147,7 @@ class Ledger:
             flat = [all(each) for each in zip(self.running, finite, flat, strict=True)]
             better = [any(each) for each in zip(better, flat, strict=True)]
         self._best.take(better, x, objective)
-        own = zip(objective, map(min, *gaps), strict=True)
-        self.forecast.note([gap / abs(J) if J else math.inf for J, gap in own])
+        self.forecast.note(objective, list(map(min, *gaps)), numbers[6].tolist())
         if witnesses is not None:
             self._best.take_bounds(x, objective, finite, flat, witnesses, *gaps)
         self.end(Status.NOT_FINITE, [not ok for ok in finite])
@@ -170,7 +175,7 @@ class Ledger:
             flat = self._flat(evaluation, iteration)
             if flat is None or not any(map(all, zip(self.running, flat, strict=True))):
                 unknown = torch.full_like(evaluation.objective, math.inf)
-                return x, flat, None, on_the_host(*evaluation.numbers(unknown, unknown))
+                return x, flat, None, on_the_host(*evaluation.numbers(*[unknown] * 3))
         judging = judging or self._replays.launched(judged, x, state.duals, *self._wanted)
         (found, witnesses), numbers = judging()
         if math.inf in numbers[1].tolist():

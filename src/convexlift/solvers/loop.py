@@ -190,7 +190,7 @@ def _iterate(
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     checked, active = state, ledger.active.clone()
                     judging = ledger.judging(iteration, state)
-                    ledger.plan(_provable(ledger, solver, stop, iteration, state))
+                    ledger.plan(partial(_provable, ledger, solver, stop, iteration, state))
                     ahead = _ahead(ledger, solver, stop, iteration, state, judging)
                     wanted = ledger.check(iteration, state, judging)
                     state = solver.reconsider(state, ledger.saturated)
@@ -212,10 +212,10 @@ def _iterate(
 
 def _advanced(ledger: Ledger, solver: Solver[State], state: State, count: int) -> State:
     """The state after a few iterations; for images that try for a proof, after that attempt."""
-    active, trying = ledger.active.clone(), ledger.trying & ledger.active
-    if not bool(trying.any()):
+    active, trying = ledger.active.clone(), ledger.trying
+    if trying is None or not bool((trying & active).any()):
         return solver.advance(state, count, active)
-    return solver.proving(state, count, trying, active)
+    return solver.proving(state, count, trying & active, active)
 
 
 def _ahead(
@@ -245,7 +245,7 @@ def _ahead(
 def _at_once(ledger: Ledger, solver: Solver[State], stop: StopWhen, iteration: int) -> int:
     """Number of iterations before the next check, limited by the remaining time."""
     to_check = stop.check_every - iteration % stop.check_every
-    if bool(ledger.trying.any()):
+    if ledger.trying is not None:
         return to_check  # an attempt is one call
     count = min(solver.block, to_check, stop.max_iterations - iteration)
     if stop.seconds is None or count == 1:
