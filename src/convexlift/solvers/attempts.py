@@ -22,6 +22,7 @@ from convexlift.functionals.terms import DiagonalFidelityTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.iterations import Iterations, RestartState
+from convexlift.solvers.method import Choice
 from convexlift.tensors import Blocks
 
 SHORTER = 3.0
@@ -30,6 +31,11 @@ SHORTER = 3.0
 The more there are, the less each has to move to change V* p (measured: s of 3 to 10 is best for
 total variation, 30 to 300 for 24 to 48 filters).
 """
+ATTEMPTS = Choice(
+    "proof",
+    "rounds in which only dual variables move, when the gap lags behind the image",
+    "data leave some pixels free, or layers follow one another",
+)
 HELD = 0.01
 """Data hold all pixels if the least curvature is at least this part of the greatest."""
 

@@ -23,7 +23,7 @@ from convexlift.problems.claims import InBoth, InSinglePrecision, in_double
 from convexlift.problems.lifting import BOX_DUAL, Lift, SaddlePointProblem, lift
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.attempts import attempted, candidates
+from convexlift.solvers.attempts import ATTEMPTS, attempted, candidates
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
@@ -194,11 +194,13 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The lift, the steps, the restart rule and the implementation."""
+        """The lift, the steps, the restart rule, attempts at a proof, and the implementation."""
+        attempts = not self.rules.extrapolated and any(self._candidates)
         return (
             lift_choice(self.problem, self.saddle),
             self.coupling.choice,
             self.rules.choice,
+            *((ATTEMPTS,) if attempts else ()),
             Choice("iterations", self.iterations.name, self._why),
         )
 
