@@ -8,6 +8,7 @@ import torch
 import convexlift as cl
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import lift
+from convexlift.solvers import iterations
 from convexlift.solvers.attempts import candidates
 from convexlift.solvers.forecast import Course, Forecast
 from convexlift.solvers.iterations import Iterations, TiledIterations
@@ -103,6 +104,28 @@ def test_other_images_iterate_as_usual(solver):
     assert all(torch.equal(part[1], expected.v[name][1]) for name, part in after.v.items())
     assert int(after.memory.total[0]) == 30
     assert int(after.memory.total[1]) == 40
+
+
+def test_large_dual_variables_have_no_second_iterate(monkeypatch):
+    """Those in 16 bits: an attempt works on w itself, and iterations restart after it."""
+    monkeypatch.setattr(iterations, "LARGE", 0)
+    problem = salt_and_pepper().to(dtype=torch.float32)
+    one = torch.tensor([True])
+    with torch.no_grad():
+        solver = PDHG().solver(problem)
+        state = solver.advance(solver.start(problem.initial_image()), 30)
+        assert solver.provable(state) == [True]
+        place = solver.iterations.w.data_ptr()
+        after = solver.proving(state, 10, one, one)
+        gaps = [judge(problem, state.x, each.duals)[1].everywhere.gap for each in (state, after)]
+        assert float(gaps[1]) < 0.5 * float(gaps[0])
+        assert torch.equal(after.x, state.x)
+        later = solver.advance(after, 10)
+        assert solver.iterations.w.data_ptr() == place
+    assert float(problem.objective(later.x)) < float(problem.objective(state.x))
+    assert (int(later.memory.inner), int(later.memory.total)) == (10, 40)
+    solution = cl.solve(problem, stop=STOP)
+    assert solution.status == (cl.Status.CONVERGED,)
 
 
 def test_images_of_a_batch_try_when_they_would_alone():

@@ -37,12 +37,12 @@ def pack(h: Activation, p: Tensor, t: Tensor) -> Tensor:
     return s.sub_(low).mul_(STEPS / (high - low)).round_().clamp_(0, STEPS).sub_(MIDDLE).to(CODES)
 
 
-def feasible(h: Activation, v: Tensor, t: Tensor) -> Tensor:
-    """The p nearest to v with slopes in dom h*; v may be packed."""
+def feasible(h: Activation, v: Tensor, t: Tensor, p: Tensor | None = None) -> Tensor:
+    """The p nearest to v with slopes in dom h*; v may be packed, and is then written to ``p``."""
     if v.dtype is not CODES:
         return h.clip_to_slopes(v, t)
     low, high = h.slopes
-    p = torch.empty_like(v, dtype=t.dtype)
+    p = torch.empty_like(v, dtype=t.dtype) if p is None else p
     for strip in _strips(v):
         here, slope = local(t, *strip), v[strip].to(t.dtype).add_(MIDDLE)
         p[strip] = h.clip_to_slopes(slope.mul_((high - low) / STEPS).add_(low).mul_(here), here)

@@ -67,9 +67,12 @@ class RestartState(PDHGState):
 
     def moved(self) -> RestartState:
         """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
+        return replace(self.restarted(), origin_u=self.u, origin_v=self.v, past=None)
+
+    def restarted(self) -> RestartState:
+        """With w and the anchors at (u, v)."""
         u, v = self.u, self.v
-        moved = replace(self, w_u=u, w_v=v, anchor_u=u, anchor_v=v)
-        return replace(moved, origin_u=u, origin_v=v, past=None)
+        return replace(self, w_u=u, w_v=v, anchor_u=u, anchor_v=v)
 
 
 class Iterations:
@@ -85,8 +88,7 @@ class Iterations:
         anchored: whether e may be other than 0; else anchors only measure displacements.
     """
 
-    name: ClassVar[str] = "plain"
-    advantage: ClassVar[str] = ""
+    name, advantage = "plain", ""
     block: ClassVar[int] = 1
     skips: bool = False
     anchored: bool = True
@@ -103,7 +105,7 @@ class Iterations:
         return v
 
     def keeps(self, state: RestartState) -> bool:
-        """Whether there is memory to continue this state after iterations from another one."""
+        """Whether its w is there after iterations from another state: not if it is large."""
         return not self.packs(state.u["x"])
 
     def restarted(
@@ -266,8 +268,8 @@ class TiledIterations(Iterations):
         self._stored, self._owns_anchor = None, False
         self.has_codes = state.anchor_v[self.row].dtype is CODES
         w = state.w_v[self.row]
-        if w.dtype is CODES:  # the start
-            self.w = feasible(self.term.activation, w, self.term.weights)
+        if w.dtype is CODES:  # of a start, or after an attempt, which takes the place of the last w
+            self.w = feasible(self.term.activation, w, self.term.weights, vars(self).get("w"))
             self.origin_v = self._few_rows(state.origin_v)
         else:
             self.w = w.clone()
@@ -330,8 +332,7 @@ class TiledIterations(Iterations):
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
         # Images are large as well: as few intermediate ones as possible.
         count, active = mix.shape[1], self.active
-        ended = [i for i, goes_on in enumerate(active.tolist()) if not goes_on]
-        kept = self.v[self.row][ended]
+        kept = self.v[self.row][ended := (~active).nonzero().flatten().tolist()]
         self.v = Blocks({})  # free the old v
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
             self.old_u, w = self.w_u, self.w_u["x"]
@@ -365,8 +366,7 @@ class TiledIterations(Iterations):
         measure: bool,
     ) -> None:
         """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
-        w, anchor = self.w, self.anchor_v[self.row]
-        padded = self.operator.padding(x_bar)
+        w, anchor, padded = self.w, self.anchor_v[self.row], self.operator.padding(x_bar)
         del x_bar
         c = self.c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)

@@ -195,12 +195,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
     @property
     def choices(self) -> tuple[Choice, ...]:
         """The lift, the steps, the restart rule, attempts at a proof, and the implementation."""
-        attempts = not self.rules.extrapolated and any(self._candidates)
         return (
             lift_choice(self.problem, self.saddle),
             self.coupling.choice,
             self.rules.choice,
-            *((ATTEMPTS,) if attempts else ()),
+            *((ATTEMPTS,) if any(self._candidates) else ()),
             Choice("iterations", self.iterations.name, self._why),
         )
 
@@ -328,21 +327,24 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
     def provable(self, state: RestartState) -> list[bool]:
         """Extrapolated iterations find dual variables as fast by themselves (measured)."""
-        if self.rules.extrapolated or not self.iterations.keeps(state):
-            return [False] * len(state.u["x"])
-        return self._candidates
+        large = len(self._candidates) > 1 and not self.iterations.keeps(state)
+        return [False] * len(self._candidates) if large else self._candidates
 
     @cached_property
     def _candidates(self) -> list[bool]:
-        return candidates(self.saddle, self.problem.batch_size)
+        batch = self.problem.batch_size
+        return [False] * batch if self.rules.extrapolated else candidates(self.saddle, batch)
 
     def proving(
         self, state: RestartState, iterations: int, images: Tensor, active: Tensor
     ) -> RestartState:
-        """The attempt replaces v only, which iterations do not read."""
+        """The attempt replaces v only, which iterations do not read, if their w is kept."""
         others = active & ~images
         after = self.advance(state, iterations, others) if bool(others.any()) else state
         v = attempted(self.iterations, self.coupling, state, iterations, images)
+        if not self.iterations.keeps(state):  # of a single image: continue with a restart
+            memory = replace(RestartMemory.at_start(1), total=after.memory.total)
+            after = replace(after.restarted(), memory=memory)
         return replace(after, v=choose_images(images, v, after.v))
 
     def _advance(self, state: RestartState, iterations: int, active: Tensor) -> RestartState:
