@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.inpaint_guess import median_of_neighbours
+from convexlift.inpaint_guess import median_of_neighbours, without_impulses
 
 
 @pytest.mark.parametrize("size", [3, 5])
@@ -22,6 +22,21 @@ def test_medians_against_numpy(shape, size):
         values = np.sort(window.flatten(-2).numpy(), axis=-1)
         lower_median = values[..., (values.shape[-1] - 1) // 2]
         np.testing.assert_array_equal(ours[..., row, column].numpy(), lower_median)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 7, 9), (2, 3, 1, 5), (1, 1, 1, 1), (2, 1, 3, 6, 4)], ids=str
+)
+def test_two_medians_against_numpy(shape):
+    image = torch.randint(6, shape, generator=torch.Generator().manual_seed(1)).double()  # ties
+    expected = image.numpy()
+    for _ in range(2):
+        edges = [(0, 0)] * (image.ndim - 2) + [(1, 1), (1, 1)]
+        windows = np.lib.stride_tricks.sliding_window_view(
+            np.pad(expected, edges, mode="edge"), (3, 3), axis=(-2, -1)
+        )
+        expected = np.median(windows, axis=(-2, -1))
+    np.testing.assert_array_equal(without_impulses(image).numpy(), expected)
 
 
 def problem(fidelity, operator=None, box=(0.0, 1.0)) -> cl.VariationalProblem:

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from convexlift.functionals.fidelity import Fidelity
-from convexlift.inpaint_guess import fill_from_neighbours, median_of_neighbours
+from convexlift.inpaint_guess import (
+    fill_from_neighbours,
+    median_of_neighbours,
+    without_impulses,
+)
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import converted, expand_per_image
 
@@ -29,7 +33,7 @@ def images_from_data(fidelity: Fidelity, operator: LinearOperator) -> list[Tenso
         known = torch.where(seen, best / torch.where(seen, d, 1.0), 0.0)
         guesses = [fill_from_neighbours(known, seen.to(y))]
         if fidelity.robust:
-            guesses.append(median_of_neighbours(guesses[0]))
+            guesses.append(without_impulses(guesses[0]))
     else:
         back = operator.adjoint(measured * best)
         scale = operator.adjoint(measured * operator(torch.ones_like(back)))
@@ -53,7 +57,8 @@ def picture_for_guide(fidelity: Fidelity, operator: LinearOperator) -> tuple[Ten
         picture = others[-1] if others else first
         return picture, torch.ones_like(picture[:, :1])
     seen = fidelity.measured & (converted(diagonal, first).expand_as(first) != 0)
-    if others:
-        clean = (first - others[-1]).abs() <= IMPULSE
-        first, seen = torch.where(clean, first, others[-1]), seen & clean
+    if fidelity.robust:
+        median = median_of_neighbours(first)  # as when guides were trained
+        clean = (first - median).abs() <= IMPULSE
+        first, seen = torch.where(clean, first, median), seen & clean
     return first, seen.to(first).amin(1, keepdim=True)
