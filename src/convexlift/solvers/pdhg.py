@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +28,7 @@ from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.fused_iterations import FusedIterations, fastest_iterations
-from convexlift.solvers.iterations import (
-    ExtrapolatedIterations,
-    Iterations,
-    RestartState,
-)
+from convexlift.solvers.iterations import ExtrapolatedIterations, Iterations, RestartState
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
@@ -59,6 +55,7 @@ from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays
 from convexlift.tensors import Blocks, choose_images
 
+T = TypeVar("T")
 LARGEST_IN_DOUBLE = 2**24
 """The most dual variables, in numbers, of problems that may continue in double precision."""
 ROUNDING = 0.025
@@ -317,13 +314,17 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             active = torch.ones_like(state.memory.restart_next)
         elif not bool(active.any()):
             return state
+        return self._or_plainly(lambda: self._advance(state, iterations, active))
+
+    def _or_plainly(self, call: Callable[[], T]) -> T:
+        """The same with plain iterations, from now on, if GPU kernels fail."""
         try:
-            return self._advance(state, iterations, active)
+            return call()
         except kernel_errors() as error:
             self._why = f"GPU kernels do not run here: {error}"
-            warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=2)
+            warnings.warn(f"no GPU kernels, the plain path is taken: {error}", stacklevel=3)
             self.iterations = Iterations(self.saddle, self.coupling)
-            return self._advance(state, iterations, active)
+            return call()
 
     def provable(self, state: RestartState) -> list[bool]:
         """Extrapolated iterations find dual variables as fast by themselves (measured)."""
@@ -341,7 +342,9 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         """The attempt replaces v only, which iterations do not read, if their w is kept."""
         others = active & ~images
         after = self.advance(state, iterations, others) if bool(others.any()) else state
-        v = attempted(self.iterations, self.coupling, state, iterations, images)
+        v = self._or_plainly(
+            lambda: attempted(self.iterations, self.coupling, state, iterations, images)
+        )
         if not self.iterations.keeps(state):  # of a single image: continue with a restart
             memory = replace(RestartMemory.at_start(1), total=after.memory.total)
             after = replace(after.restarted(), memory=memory)

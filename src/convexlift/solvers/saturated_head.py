@@ -221,10 +221,12 @@ class SaturatedPDHG(Solver[SaturatedState]):
     def proving(
         self, state: SaturatedState, iterations: int, images: Tensor, active: Tensor
     ) -> SaturatedState:
-        """Without the last layer; images that have it iterate as usual."""
-        assert state.without is not None
-        without = self.without.proving(state.without, iterations, images, active & state.holds)
-        return replace(self.advance(state, iterations, active & ~state.holds), without=without)
+        """Without the last layer; images that have it, maybe since the last check, iterate."""
+        holds, images = state.holds, images & state.holds
+        if state.without is None or not bool(images.any()):
+            return self.advance(state, iterations, active)
+        without = self.without.proving(state.without, iterations, images, active & holds)
+        return replace(self.advance(state, iterations, active & ~holds), without=without)
 
     def runs_ahead(self, state: SaturatedState) -> bool:
         """As the solver without the last layer, as long as that suffices."""
