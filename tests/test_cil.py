@@ -117,7 +117,8 @@ def test_a_smooth_regularizer_stands_beside_the_data_term(adapter):
         weight=WEIGHT, box=(0.3, None),
     )  # fmt: skip
     best = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
-    assert float(best.lower_bound) <= values[-1] <= 1.001 * float(best.objective)
+    # CIL sums in single precision, which may round an optimum below its lower bound.
+    assert (1 - 1e-6) * float(best.lower_bound) <= values[-1] <= 1.001 * float(best.objective)
 
 
 def test_operators_may_return_nothing_and_slices_are_images(adapter):
