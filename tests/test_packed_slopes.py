@@ -10,7 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems import claims, minorant, packed_slopes, rigorous_regularizer, variational
+from convexlift.problems import (
+    claims,
+    minorant,
+    packed_slopes,
+    rigorous_regularizer,
+    rigorous_strips,
+    variational,
+)
 from convexlift.problems.claims import InBoth, proved
 from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.packed_slopes import (
@@ -115,10 +122,19 @@ def test_a_solve_continues_from_a_packed_state(monkeypatch):
     assert cl.solve(other, start=first.state).status == (cl.Status.CONVERGED,)
 
 
+def in_parts(monkeypatch, size: int, in_strips: bool) -> None:
+    """Claims in strips of rows, or a few channels at a time; so many numbers at once."""
+    monkeypatch.setattr(rigorous_strips, "CACHED", size)
+    monkeypatch.setattr(rigorous_regularizer, "PART", size)
+    if not in_strips:
+        monkeypatch.setattr(rigorous_strips.StripSums, "of", lambda *_: None)
+
+
+@pytest.mark.parametrize("in_strips", [True, False])
 @pytest.mark.parametrize("part", [1, 2**22])
-def test_packed_dual_variables_prove_what_their_numbers_prove(part, monkeypatch):
+def test_packed_dual_variables_prove_what_their_numbers_prove(part, in_strips, monkeypatch):
     """To the last bit: a proof file holds the numbers."""
-    monkeypatch.setattr(rigorous_regularizer, "PART", part)
+    in_parts(monkeypatch, part, in_strips)
     problem = denoising()
     both, x = InBoth(problem), problem.fidelity.y.clamp(0, 1)
     h, t = problem.network.layers[0].activation, problem.weight * problem.network.output
@@ -204,7 +220,7 @@ def test_two_or_two_and_a_half_dual_variables_are_alive_at_most(gap, fidelity, m
     monkeypatch.setattr(iterations, "LARGE", 1)
     for module, name, value in (
         (iterations, "STRIP", 1), (minorant, "WORTHWHILE", 1), (minorant, "STRIP", 1),
-        (packed_slopes, "CACHED", 2**15), (rigorous_regularizer, "PART", 1),
+        (packed_slopes, "CACHED", 2**15), (rigorous_strips, "CACHED", 1),
         (variational, "PART", 1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -241,11 +257,13 @@ def test_networks_of_several_layers_are_one_part():
     assert [part for _, part in network.in_parts(1)] == [network]
 
 
-def test_claims_in_parts_prove_the_same(monkeypatch):
+@pytest.mark.parametrize("in_strips", [True, False])
+def test_claims_in_parts_prove_the_same(in_strips, monkeypatch):
     problem = denoising()
     solution = cl.solve(problem)
+    in_parts(monkeypatch, 2**22, in_strips)
     whole = cl.certify(problem, solution.x, solution.duals)
-    monkeypatch.setattr(rigorous_regularizer, "PART", 1)
+    in_parts(monkeypatch, 1, in_strips)
     parts = cl.certify(problem, solution.x, solution.duals)
     torch.testing.assert_close(parts.objective, whole.objective, rtol=1e-12, atol=0)
     torch.testing.assert_close(parts.lower_bound, whole.lower_bound, rtol=1e-9, atol=0)

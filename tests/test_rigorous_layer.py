@@ -1,6 +1,6 @@
-"""Claims whose first layer is computed in kernels: as the plain path, and true to the last digit.
+"""Claims whose first layer is not stored: as the plain path, and true to the last digit.
 
-On a GPU, or on the threads of a CPU.
+In kernels, on a GPU or on the threads of a CPU; and in strips, on a CPU.
 """
 
 from __future__ import annotations
@@ -18,31 +18,47 @@ from marks import slow
 
 import convexlift as cl
 from convexlift.kernels import first_layer, rigorous_pass
+from convexlift.networks import Convolution
+from convexlift.problems import rigorous_strips
 from convexlift.problems.claims import InBoth, in_double, proved
 from convexlift.problems.lifting import lift
-from convexlift.problems.rigorous_layer import Bend, RigorousLayer
+from convexlift.problems.packed_slopes import PackedDual, all_packed
+from convexlift.problems.rigorous_layer import RigorousLayer
 from convexlift.problems.rigorous_regularizer import minorant_below, regularizer_above
+from convexlift.problems.rigorous_strips import StripSums
+from convexlift.problems.rigorous_sums import Bend
 from convexlift.problems.rounding import slopes
 from convexlift.solvers.primal_dual import lifted_start
 from convexlift.tensors import Blocks
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-pytestmark = pytest.mark.skipif(not ON_GPU and COMPILER is None, reason="needs g++")
 
 
-@pytest.fixture(params=[0, slow(10**6)])
-def kernels(request, monkeypatch):
-    """A function that replaces the plain path by kernels, with tiles of 16 or 8 rows."""
+@pytest.fixture(params=["kernels", slow("small tiles"), "strips", slow("small strips")])
+def sums(request, monkeypatch):
+    """A function that replaces the plain path by kernels, with two kinds of tiles, or by strips."""
+    in_kernels = request.param in ("kernels", "small tiles")
+    if in_kernels and not ON_GPU and COMPILER is None:
+        pytest.skip("needs g++")
+    if not in_kernels and ON_GPU:
+        pytest.skip("for CPUs")
     compiled = rigorous_pass.compiled if ON_GPU else RigorousKernel
-    monkeypatch.setattr(first_layer, "FEW", request.param)
-    monkeypatch.setattr(rigorous_pass, "compiled", lambda *_, **__: None)
     data_kernel = rigorous_pass.data_kernel if ON_GPU else DataKernel
+    strips = StripSums.of
+    monkeypatch.setattr(first_layer, "FEW", 10**6 if request.param == "small tiles" else 0)
+    if request.param == "small strips":
+        monkeypatch.setattr(rigorous_strips, "CACHED", 200)
+    monkeypatch.setattr(rigorous_pass, "compiled", lambda *_, **__: None)
     monkeypatch.setattr(rigorous_pass, "data_kernel", lambda *_: None)
+    monkeypatch.setattr(StripSums, "of", lambda *_: None)
 
     def use() -> None:
-        monkeypatch.setattr(rigorous_pass, "compiled", compiled)
-        monkeypatch.setattr(rigorous_pass, "data_kernel", data_kernel)
+        if in_kernels:
+            monkeypatch.setattr(rigorous_pass, "compiled", compiled)
+            monkeypatch.setattr(rigorous_pass, "data_kernel", data_kernel)
+        else:
+            monkeypatch.setattr(StripSums, "of", strips)
 
     return use
 
@@ -67,13 +83,13 @@ def stated(name: str) -> tuple[cl.VariationalProblem, torch.Tensor, Blocks]:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*NETWORKS, *POOLED])
 @torch.no_grad()
-def test_as_the_plain_computation(name, kernels):
+def test_as_the_plain_computation(name, sums):
     problem, x, duals = stated(name)
     double = in_double(problem)
     results = []
-    for ready in (lambda: None, kernels):
+    for ready in (lambda: None, sums):
         ready()
-        assert (RigorousLayer.of(double.network, 2) is None) == (ready is not kernels)
+        assert (RigorousLayer.of(double.network, 2) is None) == (ready is not sums)
         value, minorant = regularizer_above(double, x.double()), minorant_below(double, duals)
         (objective, lower, *_), _ = proved(InBoth(problem), x, duals, 1e-3)
         error = minorant.c.error.expand_as(minorant.c.value).amax()
@@ -89,9 +105,9 @@ def test_as_the_plain_computation(name, kernels):
 @pytest.mark.parametrize("spread", [0.5, 8.0], ids=["ordinary", "hostile"])
 @pytest.mark.parametrize("name", RAMPS)
 @torch.no_grad()
-def test_error_bounds_cover_the_distance_to_exact_arithmetic(name, spread, kernels):
+def test_error_bounds_cover_the_distance_to_exact_arithmetic(name, spread, sums):
     """R, c and beta against fractions, from the slopes that the kernel chooses."""
-    kernels()
+    sums()
     torch.manual_seed(2)
     n, weight = 6, 0.3
     network = ridge(name, "reflect").float()
@@ -135,6 +151,32 @@ def test_error_bounds_cover_the_distance_to_exact_arithmetic(name, spread, kerne
     assert all(abs(p - q) <= error for p, q in zip(found, c, strict=True))
 
 
+@pytest.mark.skipif(ON_GPU, reason="for CPUs")
+@torch.no_grad()
+def test_strips_take_colours_and_packed_dual_variables(monkeypatch):
+    """Against the plain path, which reads a few channels at a time."""
+    torch.manual_seed(4)
+    layer = cl.ConvexLayer(zoo.NAMED["leaky"], channels=5, skip=Convolution(3, 5, 3))
+    network = cl.InputConvexNetwork([layer], in_channels=3).float()
+    torch.nn.init.uniform_(network.output, 0.1, 1.0)
+    y = torch.rand(2, 3, 21, 17).float()
+    problem = in_double(
+        cl.VariationalProblem(fidelity=cl.SquaredL2(y), regularizer=network, weight=0.3)
+    )
+    h, t = layer.activation, problem.weight * problem.network.output
+    v = t * (0.2 + 0.8 * torch.rand(2, 5, 21, 17).double())
+    packed = PackedDual(h, all_packed(h, v, t), t)
+    monkeypatch.setattr(rigorous_strips, "CACHED", 300)
+    strips = [minorant_below(problem, {"v1": dual}) for dual in (v, packed)]
+    above = regularizer_above(problem, y.double())
+    monkeypatch.setattr(StripSums, "of", lambda *_: None)
+    plain = [minorant_below(problem, {"v1": dual}) for dual in (v, packed)]
+    for one, other in zip(strips, plain, strict=True):
+        torch.testing.assert_close(one.c.value, other.c.value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(one.beta, other.beta, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(above, regularizer_above(problem, y.double()), rtol=1e-10, atol=0)
+
+
 @pytest.mark.parametrize("name", RAMPS)
 def test_activations_from_zero(name):
     """The same function as the ramp, and its conjugate."""
@@ -152,14 +194,16 @@ def test_activations_from_zero(name):
     assert Bend.of(replace(h.ramp, left=1.0)) is None
 
 
-@pytest.mark.parametrize("name", ["relu", "abs"])
-def test_black_images_are_proved_optimal_to_the_last_digit(name, kernels):
+@pytest.mark.parametrize("name", ["relu", "abs", "pooled, kinks"])
+def test_black_images_are_proved_optimal_to_the_last_digit(name, sums):
     """Their objective is 0, and no relative gap forgives a rounding error there."""
-    kernels()
-    network = ridge(name, "reflect").float()
+    sums()
+    network = (POOLED[name]() if name in POOLED else ridge(name, "reflect")).float()
     with torch.no_grad():
-        network.layers[0].bias.fill_(-0.1 if name == "relu" else 0.0)
-    y = torch.zeros(1, 1, 8, 8, dtype=torch.float32)
+        for layer in network.layers:
+            layer.bias.fill_(0.0 if name == "abs" else -0.1)
+        network.layers[0].activation = zoo.NAMED["abs" if name == "abs" else "relu"]
+    y = torch.zeros(1, 1, *((24, 40) if name in POOLED else (8, 8)), dtype=torch.float32)
     problem = cl.VariationalProblem(
         fidelity=cl.SquaredL2(y), regularizer=network, weight=0.1, box=(0, 1)
     ).to(device=DEVICE)
@@ -168,9 +212,9 @@ def test_black_images_are_proved_optimal_to_the_last_digit(name, kernels):
     assert float(solution.objective) == float(solution.lower_bound) == 0.0
 
 
-def test_what_it_does_not_take(kernels):
+def test_what_it_does_not_take(sums):
     """Activations whose slope is no ramp, single precision, several channels."""
-    kernels()
+    sums()
 
     def taken(network: cl.InputConvexNetwork, dtype=torch.float64) -> bool:
         return RigorousLayer.of(network.to(dtype).bind((1, 8, 8)).to(device=DEVICE), 1) is not None

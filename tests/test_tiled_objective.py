@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
+from convexlift.operators import convolution
 from convexlift.problems import minorant as tiled_objective
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import feasible_duals, fitting_duals, lift
@@ -66,6 +67,8 @@ def in_one_pass(monkeypatch, wanted: bool = True) -> None:
     monkeypatch.setattr(tiled_objective, "WORTHWHILE", 1 if wanted else 10**12)
     monkeypatch.setattr(tiled_objective, "STRIP", 1)
     monkeypatch.setattr(tiled_objective, "CHUNK", 16 * WIDTH * 4)
+    monkeypatch.setattr(convolution, "SHARES", 1)
+    monkeypatch.setattr(convolution, "FEW_ROWS", 4)
 
 
 CASES = [

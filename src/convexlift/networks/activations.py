@@ -172,8 +172,9 @@ class Activation(ProblemPart, ABC):
 
     def extent(self, a: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """The smallest and the largest argument of each channel, if a is off by ``error``."""
-        low, high = (end.reshape(*a.shape[:2], *([1] * (a.ndim - 2)))
-                     for end in a.reshape(*a.shape[:2], -1).aminmax(dim=2))  # fmt: skip
+        flat = a.reshape(*a.shape[:2], -1)  # aminmax(dim=2) takes ten times as long on a CPU
+        ends = (flat.amin(2), flat.amax(2))
+        low, high = (end.reshape(*a.shape[:2], *([1] * (a.ndim - 2))) for end in ends)
         error = error if error.ndim == 2 else error.amax(tuple(range(2, error.ndim)), keepdim=True)
         return low - error, high + error
 

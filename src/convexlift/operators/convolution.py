@@ -29,10 +29,12 @@ LARGEST_KERNEL = 11
 """The largest kernel with a symbol: symbols ignore boundaries, which reach as far as kernels do."""
 FLOOR = 5e-2
 """Where an operator sees nothing, its symbol is this fraction of the largest value."""
-PATCHES = 2**21
-"""Numbers in the patches that a convolution in double precision copies at once (16 MB)."""
+PATCHES = 2**19
+"""Numbers in the patches that a convolution in double precision copies at once (4 MB)."""
 SHARES = 2**20
-"""Shares of taps that an adjoint computes at once (4 MB)."""
+"""Shares of taps that an adjoint computes at once (4 MB), but of at least ``FEW_ROWS``."""
+FEW_ROWS = 16
+"""Rows that an adjoint computes at once at least, since those of two parts overlap."""
 FOLDED = 2**27
 """Shares of taps that an adjoint on a GPU computes at once, in double precision (1 GB)."""
 FEW_CHANNELS = 3
@@ -218,15 +220,14 @@ class ConvolutionOperator(LinearOperator):
         fit a cache; the shares are added up along the columns, then along the rows. That is
         several times faster than conv_transpose2d.
         """
-        if y.dtype == torch.float64:
-            return self._adjoint_by_taps(y)
         if y.device.type != "cpu":
-            return F.conv_transpose2d(y, self.weight)
+            double = y.dtype == torch.float64
+            return self._adjoint_by_taps(y) if double else F.conv_transpose2d(y, self.weight)
         out_channels, channels, rows, columns = self.weight.shape
         kernels = self.weight.permute(2, 3, 1, 0).reshape(-1, out_channels)  # row, column, in
         batch, _, height, width = y.shape
         total = y.new_zeros((batch, channels, height + rows - 1, width + columns - 1))
-        step = max(16, SHARES // (batch * len(kernels) * width))
+        step = max(FEW_ROWS, SHARES // (batch * len(kernels) * width))
         for top in range(0, height, step):
             here = y[:, :, top : top + step]
             size = here.shape[2]

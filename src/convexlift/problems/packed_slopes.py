@@ -51,7 +51,7 @@ def feasible(h: Activation, v: Tensor, t: Tensor, p: Tensor | None = None) -> Te
 
 @dataclass(frozen=True, eq=False)
 class PackedDual:
-    """A dual variable p = s t by its codes, read a few channels at a time like a tensor of p."""
+    """A dual variable p = s t by its codes, read piece by piece like a tensor of p."""
 
     h: Activation
     codes: Tensor
@@ -62,10 +62,10 @@ class PackedDual:
         """The shape of p."""
         return self.codes.shape
 
-    def __getitem__(self, place: tuple[slice, slice]) -> PackedDual:
-        """Some images and channels, still packed."""
-        images, channels = place
-        t = self.t[images if len(self.t) > 1 else slice(None), channels]
+    def __getitem__(self, place: tuple[slice, ...]) -> PackedDual:
+        """Some images and channels, and perhaps only some rows; still packed."""
+        images, channels, rows = (*place, slice(None))[:3]
+        t = local(self.t, images, channels, rows)
         return PackedDual(self.h.select(channels), self.codes[place], t)
 
     def to(self, like: Tensor) -> Tensor:

@@ -5,9 +5,8 @@ For slopes s_i in dom h_i*,
         p_i = s_i t_i,   t_{i-1} = W_{i-1}* p_i,   c = sum_i V_{i-1}* p_i,
         beta = sum_i <p_i, b_{i-1}> - <t_i, h_i*(s_i)>,       weight R(x) >= <c, x> + beta.
 
-Layer by layer, with error bounds (``rounding``). On a GPU the first layer, much larger than all
-others, may be one kernel (``rigorous_layer``), and the layers above its pooling a network by
-themselves.
+Layer by layer, with error bounds (``rounding``). The first layer, much larger than all others, need
+not be stored (``rigorous_layer``); the layers above its pooling are then a network by themselves.
 """
 
 from __future__ import annotations
@@ -61,8 +60,9 @@ def regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
             return weight * (value + error)
     elif fused is not None and fused.above is not None:
         pooling, head = fused.above
-        means = fused.means(x)
-        return _regularizer_above(head, weight, means, pooling.output_shape(fused.layer.shape))
+        means, shape = fused.means(x), pooling.output_shape(fused.sums.layer.shape)
+        if not decided(((means.value == 0) & (means.error > 0)).flatten(1).all(1).any()):
+            return _regularizer_above(head, weight, means, shape)
     (_, first), *others = network.in_parts(PART)
     value = _regularizer_above(first, weight, Rounded.exact(x), shape)
     for _, part in others:
@@ -123,13 +123,13 @@ def minorant_below(
     """The affine minorant of weight R from any dual variables, rounded down.
 
     R is divided into parts that fit into memory; the sum of their minorants is a minorant of R.
-    With ``height_only``, c stays 0, which saves the adjoints of the filters.
+    With ``height_only``, c may stay 0, which saves the adjoints of the filters.
     """
     network, weight, shape = problem.network, problem.weight, problem.image_shape
     batch, count = problem.batch_size, len(network.layers)
     dual, *others = (duals[dual_names(i, count)[0]] for i in range(1, count + 1))
     fused = RigorousLayer.of(network, batch)
-    if fused is not None and isinstance(dual, Tensor) and dual.dtype == torch.float32:
+    if fused is not None and fused.reads(dual):
         c, beta = _fused_minorant(fused, network, weight, batch, dual, others)
         return RoundedMinorant(c, beta, _constant(problem))
 
@@ -151,7 +151,7 @@ def _fused_minorant(
     network: BoundNetwork,
     weight: Scalar,
     batch: int,
-    dual: Tensor,
+    dual: Dual,
     others: Sequence[Dual],
 ) -> tuple[Rounded, Tensor]:
     """c and beta: the layers above the first give its multipliers t."""
@@ -160,7 +160,7 @@ def _fused_minorant(
         c, beta, error = fused.minorant(Rounded(output, gamma(1) * largest(output)), dual)
         return c, beta - error
     pooling, head = fused.above
-    shape = pooling.output_shape(fused.layer.shape)
+    shape = pooling.output_shape(fused.sums.layer.shape)
     t, above = _minorant_below(head, weight, batch, shape, others, height_only=False)
     c, beta, error = fused.minorant(t, dual)
     return c, above + beta - (error + gamma(2) * (above.abs() + beta.abs()))

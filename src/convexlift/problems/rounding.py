@@ -44,8 +44,9 @@ def largest(values: Tensor) -> Tensor:
         return values.abs()
     if not any(values.stride()[2:]):  # one number for each channel, expanded
         return values[(...,) + (slice(1),) * (values.ndim - 2)].abs()
-    low, high = values.flatten(2).aminmax(dim=2)
-    return torch.maximum(-low, high).reshape(*values.shape[:2], *([1] * (values.ndim - 2)))
+    flat = values.flatten(2)  # aminmax(dim=2) takes ten times as long on a CPU
+    high = torch.maximum(-flat.amin(2), flat.amax(2))
+    return high.reshape(*values.shape[:2], *([1] * (values.ndim - 2)))
 
 
 def _size(value: Tensor, error: Tensor) -> Tensor:

@@ -1,0 +1,126 @@
+"""The sums of a claim over the first layer on a GPU, in two kernels (``rigorous_pass.cu``)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from convexlift.kernels import first_layer, rigorous_pass
+from convexlift.kernels.availability import current
+from convexlift.networks.bound_network import BoundLayer
+from convexlift.operators.convolution import BOUNDARIES, ConvolutionOperator
+from convexlift.problems.packed_slopes import Dual
+from convexlift.problems.rigorous_sums import Bend, LayerSums
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSums(LayerSums):
+    """For images with one channel.
+
+    Attributes:
+        tile: rows and columns of a program.
+        kernels: ``values``, ``minorants`` and ``gathered``.
+    """
+
+    tile: tuple[int, int]
+    kernels: tuple[Any, ...]
+
+    @staticmethod
+    def of(
+        layer: BoundLayer, V: ConvolutionOperator, h: Bend, pool: int, weights: Tensor, batch: int
+    ) -> KernelSums | None:
+        """For a batch of images and weights like these, if there are kernels; else None."""
+        channels, height, width = layer.shape
+        if channels * height * width >= first_layer.LARGEST:
+            return None
+        tile = first_layer.tile_for((height, width), batch)
+        kernels = tuple(
+            rigorous_pass.compiled(
+                name, V.weight.device, V.weight.shape, tile=tile, pool=pool,
+                coarse=pool or int(weights[0, 0].numel() > 1),
+                biased=layer.bias is not None and layer.bias.numel() > channels,
+            )
+            for name in rigorous_pass.NAMES
+        )  # fmt: skip
+        return None if None in kernels else KernelSums(layer, V, h, pool, tile, kernels)
+
+    @property
+    def additions(self) -> int:
+        """Over the pixels of a thread, its channels, the threads of a tile as a tree, all tiles."""
+        threads = math.prod(first_layer.BLOCK)
+        return 2 * self._rows + self.layer.shape[0] + threads.bit_length() + math.prod(self._tiles)
+
+    @property
+    def additions_of_means(self) -> int:
+        """Over the pixels of a thread, the threads beside it as a tree, and those below."""
+        return self._rows + self.pool.bit_length() + self.pool // self._rows
+
+    def values(self, x: Tensor, weights: Tensor) -> Tensor:
+        """One part for each tile."""
+        totals = x.new_empty((len(x), math.prod(self._tiles), 2))
+        self._launch_values(x, totals, totals, weights.contiguous())
+        return totals[..., 0]
+
+    def means(self, x: Tensor) -> Tensor:
+        """From sums over the pixels of neighbouring threads."""
+        channels, height, width = self.layer.shape
+        sums = x.new_empty((len(x), height // self._rows, channels, width // self.pool))
+        self._launch_values(x, sums, sums, self.V.weight)
+        rows = height // self.pool, self.pool // self._rows
+        blocks = sums.reshape(len(x), *rows, channels, -1)
+        return blocks.sum(2).transpose(1, 2) / self.pool**2  # exact: a power of 2
+
+    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Tensor, Tensor]:
+        """One part for each tile; V* p is gathered from them."""
+        assert isinstance(v, Tensor)  # in single precision (``RigorousLayer.reads``)
+        h, bias, V, t = self.h, self._bias(), self.V, t.contiguous()
+        sides, size = V.weight.shape[-2:], self.layer.shape[1:]
+        around = math.prod(side + k - 1 for side, k in zip(self.tile, sides, strict=True))
+        spill = t.new_empty((len(v), math.prod(self._tiles), around))
+        totals = t.new_empty((len(v), math.prod(self._tiles), 2))
+        self._launch(
+            self.kernels[1], len(v), t, bias,
+            [v.contiguous(), spill, totals, V.weight.contiguous(), bias, t,
+             h.low, h.high, h.middle, h.conjugate],
+        )  # fmt: skip
+        c = t.new_empty((len(v), 1, *size))
+        with current(t.device):
+            self.kernels[2](
+                grid=(math.prod(self._tiles), len(v), 1), block=first_layer.BLOCK,
+                args=[spill, c, BOUNDARIES.index(V.boundary), *size],
+            )  # fmt: skip
+        return totals[..., 0], totals[..., 1], c
+
+    @property
+    def _rows(self) -> int:
+        """Pixels of a thread."""
+        return self.tile[0] // first_layer.WARPS
+
+    @property
+    def _tiles(self) -> list[int]:
+        return [-(-n // side) for n, side in zip(self.layer.shape[1:], self.tile, strict=True)]
+
+    def _launch_values(self, x: Tensor, totals: Tensor, pooled: Tensor, weights: Tensor) -> None:
+        h, bias = self.h, self._bias()
+        padded = self.V.padding(x).contiguous()
+        self._launch(
+            self.kernels[0], len(x), weights, bias,
+            [padded, totals, pooled, self.V.weight.contiguous(), bias, weights,
+             h.low, h.high, h.left, h.right, h.middle, h.bend],
+        )  # fmt: skip
+
+    def _bias(self) -> Tensor:
+        channels, bias = self.layer.shape[0], self.layer.bias
+        return self.V.weight.new_zeros(channels) if bias is None else bias.contiguous()
+
+    def _launch(self, kernel: Any, batch: int, t: Tensor, bias: Tensor, args: list[Any]) -> None:
+        """With the distances between the multipliers and biases of two images."""
+        apart = (each[0].numel() if len(each) == batch else 0 for each in (t, bias))
+        with current(t.device):
+            kernel(
+                grid=(math.prod(self._tiles), batch, 1), block=first_layer.BLOCK,
+                args=[*args, *apart, *self.layer.shape[1:]],
+            )  # fmt: skip

@@ -1,0 +1,112 @@
+"""What a claim needs of the first layer: sums over all of its entries, in double precision.
+
+``rigorous_layer`` says which, and bounds their rounding errors; ``rigorous_kernels`` computes them
+on a GPU, ``rigorous_strips`` on a CPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import astuple, dataclass
+from fractions import Fraction
+from functools import cache
+
+from torch import Tensor
+
+from convexlift.networks.activations import Ramp
+from convexlift.networks.bound_network import BoundLayer
+from convexlift.operators.convolution import ConvolutionOperator
+from convexlift.problems.packed_slopes import Dual
+
+
+@dataclass(frozen=True)
+class Bend:
+    """An activation with h(0) = 0 whose slope rises on an interval around 0, or at 0.
+
+        h(a)  = m (middle + bend m) + (a - m) (hi if a > m else lo),   m = clip(a, left, right),
+        h*(s) = conjugate (s - middle)^2   on [lo, hi].
+
+    Nothing cancels: errors of h(a) are relative to |a|.
+    """
+
+    low: float
+    high: float
+    left: float
+    right: float
+    middle: float
+    bend: float
+    conjugate: float
+
+    @staticmethod
+    @cache
+    def of(ramp: Ramp) -> Bend | None:
+        """The same function, if it is of this kind; numbers are rounded once."""
+        low, high, left, width, offset = map(Fraction, astuple(ramp))
+        rise, right = high - low, left + width
+        if not rise or not left <= 0 <= right:
+            return None
+        share = -left / width if width else Fraction(0)
+        if rise * (-share * left - share**2 * width / 2) + offset != 0:  # h(0)
+            return None
+        bend = rise / (2 * width) if width else 0
+        numbers = low, high, left, right, low + rise * share, bend, width / (2 * rise)
+        return Bend(*map(float, numbers))
+
+    @property
+    def steepest(self) -> float:
+        """The largest |slope|."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def size(self) -> float:
+        """The sum of the absolute values of the terms of h(a) is at most this times |a|."""
+        return 2 * self.steepest + (self.high - self.low)
+
+    @property
+    def conjugate_size(self) -> float:
+        """Errors of h*(s) are relative to this."""
+        rise = self.high - self.low
+        return self.conjugate * rise * (rise + 2 * self.steepest)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSums(ABC):
+    """Sums over a convolution V of images and an activation h, without an array of their size.
+
+    Attributes:
+        layer: the layer of the network.
+        V: its operator.
+        h: its activation.
+        pool: the side of the pooling blocks that follow; 0 if there are none.
+    """
+
+    layer: BoundLayer
+    V: ConvolutionOperator
+    h: Bend
+    pool: int
+
+    @property
+    @abstractmethod
+    def additions(self) -> int:
+        """The most additions that a term passes through in a sum over everything."""
+
+    @property
+    @abstractmethod
+    def additions_of_means(self) -> int:
+        """The same in the mean of a block."""
+
+    @abstractmethod
+    def values(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Parts of <W, h(V x + b)>, (B, parts). There is one W for each channel, or each entry."""
+
+    @abstractmethod
+    def means(self, x: Tensor) -> Tensor:
+        """The means of h(V x + b) over pooling blocks, (B, C, H/pool, W/pool)."""
+
+    @abstractmethod
+    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Tensor, Tensor]:
+        """Parts of <p, b> - <t, h*(s)>, (B, parts); the largest |s| of each, or 0; and V* p.
+
+        Here p = s t, with the slopes s in dom h* that are nearest to v / t. There is one t for each
+        channel, for each entry, or for each pooling block, whose pixels share it.
+        """
