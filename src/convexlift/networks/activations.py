@@ -213,7 +213,7 @@ class Activation(ProblemPart, ABC):
         low, high = self.slopes
         t = unrepeated(t)
         bounded = math.isfinite(low) and math.isfinite(high)  # then p = 0 where t = 0
-        if bounded and p.is_cuda:  # one pass; on CPUs two passes are faster
+        if bounded and (p.is_cuda or t.shape == p.shape):  # on CPUs, no fast pass repeats t
             return torch.clamp(p, scaled(t, low), scaled(t, high))
         if math.isfinite(low):
             p = torch.maximum(p, scaled(t, low))
@@ -277,8 +277,10 @@ class PiecewiseLinear(Activation):
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
         """clip(sigma y, lo t, hi t)."""
-        low, high = self.slopes
-        return torch.minimum(torch.maximum(sigma * y, low * t), high * t)
+        (low, high), p = self.slopes, sigma * y
+        if t.shape != p.shape:
+            return self.clip_to_slopes(p, t)
+        return p.clamp_(scaled(t, low), scaled(t, high))
 
     def mean_at_prox(self, y: Tensor, eta: Tensor | None) -> tuple[Tensor, Tensor]:
         """With c_+ and c_- the parts of y beyond hi eta and lo eta: mean(hi c_+ + lo c_-).

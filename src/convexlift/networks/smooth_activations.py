@@ -134,10 +134,9 @@ class SmoothedLeakyReLU(SmoothActivation, name="SmoothedLeakyReLU"):
         )
 
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
-        """t (kappa + (1 - kappa) clip((y - kappa eta) / (nu + (1 - kappa) eta), 0, 1))."""
-        kappa, eta = self.slope, t / sigma
-        bent = ((y - kappa * eta) / (self.smoothing + (1 - kappa) * eta)).clamp_(0, 1)
-        return kappa * t + (1 - kappa) * t * bent
+        """t clip((y + kappa r) / (r + eta), kappa, 1), eta = t/sigma and r = nu / (1 - kappa)."""
+        kappa, r = self.slope, self.smoothing / (1 - self.slope)
+        return (y + kappa * r).div_((t / sigma).add_(r)).clamp_(kappa, 1).mul_(t)
 
     def mean_at_prox(self, y: Tensor, eta: Tensor | None) -> tuple[Tensor, Tensor]:
         """With q = y - kappa eta, c = 1 + (1 - kappa) eta/nu and m = clip(q/c, 0, nu), the mean of

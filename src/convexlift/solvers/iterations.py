@@ -372,7 +372,7 @@ class TiledIterations(Iterations):
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
         for i in self.active.nonzero().flatten().tolist():
             one = slice(i, i + 1)
-            a, b, e = (float(part[i]) for part in mix)
+            a, _, e = (float(part[i]) for part in mix)
             for strip, halo in self.operator.strips(self._rows):
                 here = w[one, :, strip]
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
@@ -381,12 +381,12 @@ class TiledIterations(Iterations):
                     v[one, :, strip] = pack(self.term.activation, new, t) if self.has_codes else new
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
-                # b == 0 occurs in restarts only, where a == 1.
-                here.copy_(new) if b == 0 else here.mul_(b).add_(new, alpha=a)
+                # a new + b here + e past, since a + b + e = 1.
+                here.lerp_(new, a / (1 - e))
                 if e:
                     past = anchor[one, :, strip]
                     past = feasible(self.term.activation, past, t) if self.has_codes else past
-                    here.add_(past, alpha=e)
+                    here.lerp_(past, e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
         del padded
         self.c = self.operator.padding.adjoint(c)
