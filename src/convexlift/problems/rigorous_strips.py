@@ -33,9 +33,10 @@ class StripSums(LayerSums):
 
     @property
     def additions(self) -> int:
-        """In a block of pixels, over the blocks of a strip, its channels, and all strips."""
-        (channels, height, _), numbers = self.layer.shape, math.prod(self.layer.shape)
-        return min(BLOCK, numbers) + numbers // BLOCK + channels + height
+        """In a block of numbers, over the blocks of a strip, over its channels, and all strips."""
+        channels, height, width = self.layer.shape
+        numbers = channels * self._rows * width
+        return min(BLOCK, numbers) + numbers // BLOCK + channels - (-height // self._rows)
 
     @property
     def additions_of_means(self) -> int:
@@ -102,9 +103,18 @@ class StripSums(LayerSums):
 
     def _strips(self, batch: int) -> Iterator[list[Strip]]:
         """All strips of a few images at a time."""
-        numbers, height = math.prod(self.layer.shape), self.layer.shape[1]
-        some = max(1, CACHED // numbers)
-        rows = self.pool or max(1, CACHED * height // (some * numbers))
+        some = self._images
         for first in range(0, batch, some):
             images = slice(first, first + some)
-            yield [(images, *each) for each in self.V.strips(rows)]
+            yield [(images, *each) for each in self.V.strips(self._rows)]
+
+    @property
+    def _images(self) -> int:
+        """Images at a time: several small ones."""
+        return max(1, CACHED // math.prod(self.layer.shape))
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a strip."""
+        channels, _, width = self.layer.shape
+        return self.pool or max(1, CACHED // (self._images * channels * width))
