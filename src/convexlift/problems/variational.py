@@ -26,6 +26,7 @@ from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.guesses import images_from_data, picture_for_guide
 from convexlift.problems.upward import upward
 from convexlift.problems.weights import checked_weight
+from convexlift.strips import at_once
 from convexlift.tensors import (
     Scalar,
     Shape,
@@ -37,8 +38,8 @@ from convexlift.tf32 import full_precision
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""
-PART = 2**24
-"""Numbers of a layer that an objective computes at once; larger ones are divided into channels."""
+PART = 2**19
+"""Numbers of a layer that an objective computes at once on a CPU, a few channels at a time."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -220,7 +221,8 @@ class VariationalProblem(Described, TensorRecord):
             return here.objective(x.cpu())
         _check_shape(self, x, "x")
         with torch.no_grad(), full_precision():
-            parts = (part.value(part.forward(x).z[-1]) for _, part in self.network.in_parts(PART))
+            some = at_once(PART, x.device)
+            parts = (part.value(part.forward(x).z[-1]) for _, part in self.network.in_parts(some))
             return self.evaluation(x, reduce(torch.add, parts)).objective
 
     def subgradient(self, evaluation: Evaluation, *, data_term: bool = True) -> Tensor:

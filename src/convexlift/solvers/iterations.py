@@ -263,6 +263,7 @@ class TiledIterations(Iterations):
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state, active)
         self.origin_v = state.origin_v
+        self._made: Tensor | None = None  # v, if it is no state's
         if state is self._stored:
             return
         self._stored, self._owns_anchor = None, False
@@ -325,29 +326,30 @@ class TiledIterations(Iterations):
     @property
     def _rows(self) -> int:
         """Rows of a strip."""
-        numbers = at_once(STRIP, self.w.device)
-        return max(16, numbers // (self.w.shape[1] * self.w.shape[3]))
+        return max(16, at_once(STRIP, self.w.device) // (self.w.shape[1] * self.w.shape[3]))
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
         # Images are large as well: as few intermediate ones as possible.
         count, active = mix.shape[1], self.active
         kept = self.v[self.row][ended := (~active).nonzero().flatten().tolist()]
-        self.v = Blocks({})  # free the old v
+        spare = None if self._made is self.anchor_v[self.row] else self._made
+        self.v, self._made = Blocks({}), None  # free the old v, or write to it
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
             self.old_u, w = self.w_u, self.w_u["x"]
             # prox_g(w - tau c)
             u = self.saddle.prox_g(Blocks({"x": self.c.mul_(-tau.step("x", w)).add_(w)}), tau)
             self.u = choose_images(active, u, self.u)
             x = self.u["x"]
-            kind = CODES if self.has_codes else self.w.dtype
             if self.has_codes and k in (1, count):
                 give_back()  # holes among large images, before v is made
-            v = torch.empty_like(self.w, dtype=kind) if k == count else None
+            v = spare if k == count else None
+            if k == count and v is None:
+                v = torch.empty_like(self.w, dtype=CODES if self.has_codes else None)
             self._pass((2 * x).sub_(w), sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
                 v[ended] = kept
-                self.v = Blocks({self.row: v})
+                self.v, self._made = Blocks({self.row: v}), v
             a, b, e = (expand_per_image(part, w) for part in (a, b, e))
             new = (x * a).add_(w * b).add_(self.anchor_u["x"] * e)
             self.w_u = Blocks({"x": choose_images(active, new, w)})
@@ -372,7 +374,7 @@ class TiledIterations(Iterations):
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
         for i in self.active.nonzero().flatten().tolist():
             one = slice(i, i + 1)
-            a, _, e = (float(part[i]) for part in mix)
+            a, e = float(mix[0][i]), float(mix[2][i])
             for strip, halo in self.operator.strips(self._rows):
                 here = w[one, :, strip]
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
@@ -381,20 +383,18 @@ class TiledIterations(Iterations):
                     v[one, :, strip] = pack(self.term.activation, new, t) if self.has_codes else new
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
-                # a new + b here + e past, since a + b + e = 1.
-                here.lerp_(new, a / (1 - e))
+                here.lerp_(new, a / (1 - e))  # a new + b here + e past, since a + b + e = 1
                 if e:
                     past = anchor[one, :, strip]
-                    past = feasible(self.term.activation, past, t) if self.has_codes else past
-                    here.lerp_(past, e)
+                    h = self.term.activation
+                    here.lerp_(feasible(h, past, t) if self.has_codes else past, e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
         del padded
         self.c = self.operator.padding.adjoint(c)
 
     def _prox(self, x_bar: Tensor, w: Tensor, sigma: Tensor, image: slice, strip: slice) -> Tensor:
         """prox_{f*}(w + sigma K x_bar) on one strip."""
-        place, bias = (image, slice(None), strip), self.term.bias
-        here = None if bias is None else local(bias, *place)
-        y = self.operator.on_padded(x_bar, here).add_(w, alpha=1 / float(sigma))
-        weights = local(self.term.weights, *place)
+        place, b = (image, slice(None), strip), self.term.bias
+        a = self.operator.on_padded(x_bar, None if b is None else local(b, *place))
+        y, weights = a.add_(w, alpha=1 / float(sigma)), local(self.term.weights, *place)
         return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))
