@@ -243,9 +243,7 @@ class VariationalProblem(Described, TensorRecord):
         data into a constant image, and the approximate inverse of A, if there is one. Data that
         were not measured are left out where possible. Zero if no guess is admissible.
         """
-        guesses = images_from_data(self.fidelity, self.operator)
-        guesses = [self.bounds.project(guess) for guess in guesses]
-        x, *others = guesses
+        x, *others = map(self.bounds.project, images_from_data(self.fidelity, self.operator))
         # With a single guess, only the finiteness of its objective matters.
         objective = self.objective(x) if others else self.fidelity.value(self.operator(x))
         for guess in others:
