@@ -177,6 +177,57 @@ def test_strips_take_colours_and_packed_dual_variables(monkeypatch):
     torch.testing.assert_close(above, regularizer_above(problem, y.double()), rtol=1e-10, atol=0)
 
 
+@pytest.mark.skipif(ON_GPU, reason="for CPUs")
+def test_little_contrast_is_certified_as_well():
+    """V x and slopes are small where contrast is, and so are the error bounds of strips."""
+    torch.manual_seed(0)
+    network = cl.networks.ridge(channels=16, kernel=5, smoothing=0.05).float()
+    with torch.no_grad():
+        filters = network.layers[0].skip.weight
+        filters -= filters.mean((2, 3), keepdim=True)
+    y = (1 + 1e-3 * torch.rand(1, 1, 48, 48)).float()
+    problem = cl.VariationalProblem(fidelity=cl.SquaredL2(y), regularizer=network, weight=0.3)
+    double, x = in_double(problem), y.double()
+    value = double.weight * double.network.value(double.network.forward(x).z[-1])
+    assert 0 < float((regularizer_above(double, x) - value) / value) < 1e-8
+    assert cl.solve(problem, stop=cl.StopWhen(gap=1e-6)).status == (cl.Status.CONVERGED,)
+
+
+@pytest.mark.skipif(ON_GPU, reason="for CPUs")
+@torch.no_grad()
+def test_channels_with_zero_slopes_are_exact():
+    """c is 0 where no slope counts: pixels that nothing bounds would spoil the bound."""
+    torch.manual_seed(0)
+    layer = cl.ConvexLayer(zoo.NAMED["huber"], channels=4, skip=Convolution(2, 4, 3))
+    network = cl.InputConvexNetwork([layer], in_channels=2).float()
+    layer.skip.weight[:2, 1] = layer.skip.weight[2:, 0] = 0.0  # two filters for each channel of x
+    y = torch.rand(1, 2, 9, 9).float()
+    problem = in_double(
+        cl.VariationalProblem(fidelity=cl.SquaredL2(y), regularizer=network, weight=0.3)
+    )
+    v = 0.01 * torch.randn(1, 4, 9, 9).double()
+    v[:, 2:] = 0.0
+    seen, unseen = minorant_below(problem, {"v1": v}).c.error.flatten()
+    assert float(seen) > 0 == float(unseen)
+
+
+@pytest.mark.parametrize("name", RAMPS)
+def test_bounds_of_slopes_and_terms(name):
+    """Between any two numbers around 0, against a fine grid."""
+    bend = Bend.of(zoo.NAMED[name].ramp)
+    for low, high in ((-1.0, 2.0), (-0.004, 0.001), (0.0, 0.5), (-0.3, 0.0), (0.0, 0.0)):
+        a = torch.linspace(low, high, 1001, dtype=torch.float64)
+        inside = a.clamp(bend.left, bend.right)
+        slopes = zoo.NAMED[name].derivative(a[a != 0]).abs()
+        bent = (inside * (abs(bend.middle) + bend.bend * inside.abs())).abs()
+        beyond = torch.where(a > inside, bend.high, bend.low).abs() * (a - inside).abs()
+        steepest, size = bend.between(a[:1], a[-1:])
+        assert float(steepest) >= (float(slopes.max()) if len(slopes) else 0.0)
+        assert float(size) >= float((bent + beyond).max()) * (1 - 1e-15)
+        assert float(size) <= 2 * float((bent + beyond).max())
+        assert float(size) >= float(zoo.NAMED[name].value(a).abs().max()) * (1 - 1e-15)
+
+
 @pytest.mark.parametrize("name", RAMPS)
 def test_activations_from_zero(name):
     """The same function as the ramp, and its conjugate."""

@@ -1,10 +1,12 @@
-"""How many numbers of a large array a device is given at once.
+"""How many numbers of a large array a device is given at once, and which.
 
 A CPU is fast on parts that fit its cache. A GPU is fast on anything large, since launches take
 time there; but intermediate results of a whole array may not fit its memory.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
@@ -15,3 +17,9 @@ AT_ONCE = 32
 def at_once(cached: int, device: torch.device) -> int:
     """As many numbers as are computed at once, if a CPU takes ``cached``."""
     return cached if device.type == "cpu" else AT_ONCE * cached
+
+
+def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice, slice]]:
+    """A few of ``channels`` outputs at a time, and their inputs, ``group`` for each output."""
+    for first in range(0, channels, some):
+        yield slice(first, first + some), slice(group * first, group * (first + some))

@@ -171,11 +171,11 @@ class DiagonalFidelityTerm(PrimalTerm):
         return x
 
     def _prox(self, fidelity: Fidelity, u: Tensor, d: Tensor, tau: Tensor) -> tuple[Tensor]:
-        seen = (d != 0).to(d)
+        seen = (d != 0).to(u)
         safe = d + (1 - seen)
         w = fidelity.prox(safe * u, tau * safe**2)
         # lerp gives one of the two exactly, and is ten times as fast as where on a CPU.
-        return (self.box.project(torch.lerp(u, w / safe, seen)),)
+        return (self.box.project(torch.lerp(u, (w / safe).to(u), seen)),)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from convexlift.parts import ProblemPart
-from convexlift.tensors import Shape, is_own, unrepeated
+from convexlift.tensors import Shape, channel_extent, is_own, unrepeated
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,7 @@ class Activation(ProblemPart, ABC):
 
     def extent(self, a: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """The smallest and the largest argument of each channel, if a is off by ``error``."""
-        flat = a.reshape(*a.shape[:2], -1)  # aminmax(dim=2) takes ten times as long on a CPU
-        ends = (flat.amin(2), flat.amax(2))
-        low, high = (end.reshape(*a.shape[:2], *([1] * (a.ndim - 2))) for end in ends)
+        low, high = (end.reshape(*a.shape[:2], *([1] * (a.ndim - 2))) for end in channel_extent(a))
         error = error if error.ndim == 2 else error.amax(tuple(range(2, error.ndim)), keepdim=True)
         return low - error, high + error
 

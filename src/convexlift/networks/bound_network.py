@@ -11,7 +11,8 @@ from torch import Tensor
 
 from convexlift.networks.activations import Activation, conjugate_at
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Scalar, Shape, TensorRecord, channel_slices, sum_per_image
+from convexlift.strips import channel_slices
+from convexlift.tensors import Scalar, Shape, TensorRecord, sum_per_image
 
 Apply = Callable[[Tensor], Tensor]
 """v -> H v."""

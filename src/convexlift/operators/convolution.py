@@ -32,7 +32,7 @@ FLOOR = 5e-2
 PATCHES = 2**19
 """Numbers in the patches that a convolution in double precision copies at once (4 MB)."""
 SHARES = 2**20
-"""Shares of taps that an adjoint computes at once (4 MB), but of at least ``FEW_ROWS``."""
+"""Shares of taps that an adjoint computes at once (4 MB), but of ``FEW_ROWS`` at least."""
 FEW_ROWS = 16
 """Rows that an adjoint computes at once at least, since those of two parts overlap."""
 FOLDED = 2**27

@@ -13,7 +13,7 @@ from convexlift.kernels.availability import current
 from convexlift.networks.bound_network import BoundLayer
 from convexlift.operators.convolution import BOUNDARIES, ConvolutionOperator
 from convexlift.problems.packed_slopes import Dual
-from convexlift.problems.rigorous_sums import Bend, LayerSums
+from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,22 +58,22 @@ class KernelSums(LayerSums):
         """Over the pixels of a thread, the threads beside it as a tree, and those below."""
         return self._rows + self.pool.bit_length() + self.pool // self._rows
 
-    def values(self, x: Tensor, weights: Tensor) -> Tensor:
-        """One part for each tile."""
+    def values(self, x: Tensor, weights: Tensor) -> tuple[Tensor, None]:
+        """One part for each tile; extents are not looked for."""
         totals = x.new_empty((len(x), math.prod(self._tiles), 2))
         self._launch_values(x, totals, totals, weights.contiguous())
-        return totals[..., 0]
+        return totals[..., 0], None
 
-    def means(self, x: Tensor) -> Tensor:
+    def means(self, x: Tensor) -> tuple[Tensor, None]:
         """From sums over the pixels of neighbouring threads."""
         channels, height, width = self.layer.shape
         sums = x.new_empty((len(x), height // self._rows, channels, width // self.pool))
         self._launch_values(x, sums, sums, self.V.weight)
         rows = height // self.pool, self.pool // self._rows
         blocks = sums.reshape(len(x), *rows, channels, -1)
-        return blocks.sum(2).transpose(1, 2) / self.pool**2  # exact: a power of 2
+        return blocks.sum(2).transpose(1, 2) / self.pool**2, None  # exact: a power of 2
 
-    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Tensor, Tensor]:
+    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Extent, Tensor]:
         """One part for each tile; V* p is gathered from them."""
         assert isinstance(v, Tensor)  # in single precision (``RigorousLayer.reads``)
         h, bias, V, t = self.h, self._bias(), self.V, t.contiguous()
@@ -92,7 +92,8 @@ class KernelSums(LayerSums):
                 grid=(math.prod(self._tiles), len(v), 1), block=first_layer.BLOCK,
                 args=[spill, c, BOUNDARIES.index(V.boundary), *size],
             )  # fmt: skip
-        return totals[..., 0], totals[..., 1], c
+        steepest = totals[..., 1].amax(1, keepdim=True)
+        return totals[..., 0], (-steepest, steepest), c
 
     @property
     def _rows(self) -> int:

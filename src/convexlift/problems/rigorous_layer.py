@@ -10,8 +10,8 @@ in double precision: in two kernels on a GPU (``rigorous_kernels``), in strips o
 through at most n additions errs by at most gamma_n times the sum of the absolute values, in any
 order. Fused multiply-adds leave out rounding errors, and ``claims`` accounts for underflow.
 
-Where ``rounding`` looks for the largest |a| of each channel, in another pass, the bounds here use
-|a| <= ||V||_1 max |x| + max |b|.
+Kernels do not look for the smallest and the largest a of each channel, as ``rounding`` and strips
+do: in their place |a| <= ||V||_1 max |x| + max |b|.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from convexlift.problems.lifting import above_pooling
 from convexlift.problems.packed_slopes import Dual
 from convexlift.problems.rigorous_kernels import KernelSums
 from convexlift.problems.rigorous_strips import StripSums
-from convexlift.problems.rigorous_sums import Bend, LayerSums
+from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
 from convexlift.problems.rounding import Rounded, channel_means, gamma, largest
-from convexlift.tensors import Scalar
 
 STEPS = 16
 """More than the rounding errors of W h(a) from a, and of t (s b - h*(s)) from s and t."""
@@ -79,15 +78,14 @@ class RigorousLayer:
 
     def value(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """<W, h(V x + b)> for each image, and a bound on its error."""
-        parts = self.sums.values(x, weights)
-        each = (channel_means(weights) * self._reach(x)).flatten(1).sum(1)
-        rate = self._rate(self.sums.additions)
-        return parts.sum(1), (self._pixels * rate * SPARE) * each
+        parts, extent = self.sums.values(x, weights)
+        error, _ = self._of_an_entry(x, extent, self.sums.additions)
+        return parts.sum(1), (self._pixels * channel_means(weights) * error).flatten(1).sum(1)
 
     def means(self, x: Tensor) -> Rounded:
         """The means of h(V x + b) over pooling blocks, (B, C, H/pool, W/pool)."""
-        reach, rate = self._reach(x), self._rate(self.sums.additions_of_means)
-        return Rounded(self.sums.means(x), rate * reach, (SPARE * self.sums.h.steepest) * reach)
+        means, extent = self.sums.means(x)
+        return Rounded(means, *self._of_an_entry(x, extent, self.sums.additions_of_means))
 
     def minorant(self, t: Rounded, v: Dual) -> tuple[Rounded, Tensor, Tensor]:
         """c, beta and a bound on the error of beta, from multipliers t and a dual variable v.
@@ -98,8 +96,9 @@ class RigorousLayer:
         h, V, pool, bias = self.sums.h, self.sums.V, self.sums.pool, self.sums.layer.bias
         if pool:  # exact: a power of 2
             t = Rounded(t.value / pool**2, t.error / pool**2)
-        parts, steepest, c = self.sums.minorants(t.value, v)
-        steepest = steepest.amax(1).reshape(-1, 1, 1, 1)
+        parts, extent, c = self.sums.minorants(t.value, v)
+        low, high = (end[..., None, None] for end in extent)
+        steepest = torch.maximum(-low, high)
         t_size, t_error = largest(t.value), largest(t.error)
         # p = s t errs with t, and by its own rounding.
         p_size = steepest * t_size
@@ -107,27 +106,28 @@ class RigorousLayer:
         shape = V._resolve(None)
         rate = gamma(V.roundings(shape, adjoint=True) + 1)
         c_error = V.magnitude(rate * p_size + p_error, shape, adjoint=True) * SPARE
-        size: Scalar = h.conjugate_size  # of s b - h*(s)
+        size = h.conjugate_between(low, high)  # of s b - h*(s)
         if bias is not None:
             size = size + steepest * largest(bias)
         each = (gamma(STEPS + self.sums.additions) * t_size + t_error) * size
         error = (self._pixels * SPARE) * each.flatten(1).sum(1)
         return Rounded(c, c_error), parts.sum(1), error
 
-    def _reach(self, x: Tensor) -> Tensor:
-        """Bounds on |V x + b|, (B, C, 1, 1)."""
-        V, bias = self.sums.V, self.sums.layer.bias
-        reach = V.magnitude(largest(x), tuple(x.shape[1:]))
-        return reach if bias is None else reach + largest(bias)
+    def _of_an_entry(
+        self, x: Tensor, extent: Extent | None, additions: int
+    ) -> tuple[Tensor, Tensor]:
+        """Bounds on the error of h(V x + b) and on its size, (B, C, 1, 1), channel by channel.
 
-    def _rate(self, additions: int) -> float:
-        """Errors of a sum of h(V x + b), relative to the sum of ``_reach``.
-
-        The errors of V x + b, one for each tap, grow by the slope of h. Those of h are relative to
-        the size of its terms, and those of the sum to |h(a)| <= steepest |a|.
+        The errors of a = V x + b, one for each tap, grow by the slope of h. Those of h are relative
+        to the size of its terms, and those of a sum of them to |h(a)|, which is smaller.
         """
-        h, taps = self.sums.h, self.sums.V.weight[0].numel()
-        return gamma(taps + additions) * h.steepest + gamma(STEPS) * h.size
+        h, V, bias = self.sums.h, self.sums.V, self.sums.layer.bias
+        reach = V.magnitude(largest(x), tuple(x.shape[1:]))
+        reach = reach if bias is None else reach + largest(bias)
+        error = gamma(V.weight[0].numel() + 1) * reach
+        low, high = (-reach, reach) if extent is None else (end[..., None, None] for end in extent)
+        steepest, size = h.between((low - error).clamp_max(0), (high + error).clamp_min(0))
+        return SPARE * (steepest * error + gamma(STEPS + additions) * size), SPARE * size
 
     @property
     def _pixels(self) -> int:

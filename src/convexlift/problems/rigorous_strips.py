@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor
 from convexlift.networks.bound_network import BoundLayer
 from convexlift.operators.convolution import FEW_CHANNELS, ConvolutionOperator
 from convexlift.problems.packed_slopes import Dual
-from convexlift.problems.rigorous_sums import Bend, LayerSums
+from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
 from convexlift.problems.rounding import BLOCK, CACHED, block_sum, channel_sums
-from convexlift.tensors import local
+from convexlift.tensors import channel_extent, local
 
+ALL = slice(None)
 Strip = tuple[slice, slice, slice]
 """Some images, some rows of V x, and the rows of the padded images that these depend on."""
 
@@ -43,63 +44,72 @@ class StripSums(LayerSums):
         """Over all pixels of a block."""
         return self.pool**2
 
-    def values(self, x: Tensor, weights: Tensor) -> Tensor:
+    def values(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Extent]:
         """Numbers for each channel multiply its sum."""
         padded = self.V.padding(x)
 
-        def part(here: Strip) -> Tensor:
-            z, w = self._activated(padded, here), local(weights, here[0], slice(None), here[1])
-            same = w[0, 0].numel() == 1
-            return (channel_sums(z) * w.flatten(1)).sum(1) if same else block_sum(z.mul_(w))
+        def part(here: Strip) -> tuple[Tensor, Extent]:
+            (z, extent), w = self._activated(padded, here), local(weights, here[0], ALL, here[1])
+            if w[0, 0].numel() == 1:
+                return (channel_sums(z) * w.flatten(1)).sum(1, keepdim=True), extent
+            return block_sum(z.mul_(w))[:, None], extent
 
-        return torch.cat(
-            [torch.stack(list(map(part, strips)), 1) for strips in self._strips(len(x))]
-        )
+        return self._joined(part, len(x), 1)
 
-    def means(self, x: Tensor) -> Tensor:
+    def means(self, x: Tensor) -> tuple[Tensor, Extent]:
         """Strips consist of blocks."""
         padded = self.V.padding(x)
 
-        def part(here: Strip) -> Tensor:
-            return F.avg_pool2d(self._activated(padded, here), self.pool)
+        def part(here: Strip) -> tuple[Tensor, Extent]:
+            z, extent = self._activated(padded, here)
+            return F.avg_pool2d(z, self.pool), extent
 
-        return torch.cat([torch.cat(list(map(part, strips)), 2) for strips in self._strips(len(x))])
+        return self._joined(part, len(x), 2)
 
-    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Tensor, Tensor]:
-        """Slopes are not searched for the largest one; but 0 is exact."""
+    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Extent, Tensor]:
+        """V* p is added up."""
         h, bias, pool = self.h, self.layer.bias, max(1, self.pool)
         t = t.repeat_interleave(pool, 3) if self.pool else t
         inverse = torch.where(t > 0, 1 / t, 0.0)
         c = self.V.padding(t.new_zeros((v.shape[0], *self.V._resolve(None))))
 
-        def part(here: Strip) -> tuple[Tensor, Tensor]:
+        def part(here: Strip) -> tuple[Tensor, Extent]:
             images, rows, halo = here
-            place = images, slice(None), slice(rows.start // pool, rows.stop // pool)
-            s = v[images, slice(None), rows].to(t) * local(inverse, *place)
+            place = images, ALL, slice(rows.start // pool, rows.stop // pool)
+            s = v[images, ALL, rows].to(t) * local(inverse, *place)
             s.clamp_(h.low, h.high)
-            steepest = s.flatten(1).any(1).to(s) * h.steepest
-            t_here = local(t, *place)
+            extent, t_here = channel_extent(s), local(t, *place)
             p = s * t_here
             c[images, :, halo] += self.V.adjoint_on_padded(p)
             height = s.sub_(h.middle).square_().mul_(-h.conjugate * t_here)
             if bias is not None:
-                height.addcmul_(p, local(bias, images, slice(None), rows))
-            return block_sum(height), steepest
+                height.addcmul_(p, local(bias, images, ALL, rows))
+            return block_sum(height)[:, None], extent
 
-        parts = (map(torch.stack, map(part, strips)) for strips in self._strips(v.shape[0]))
-        sums, steepest = torch.cat([torch.stack(list(some)) for some in parts], 2).unbind(1)
-        return sums.T, steepest.T, self.V.padding.adjoint(c)
+        return *self._joined(part, v.shape[0], 1), self.V.padding.adjoint(c)
 
-    def _activated(self, padded: Tensor, here: Strip) -> Tensor:
+    def _activated(self, padded: Tensor, here: Strip) -> tuple[Tensor, Extent]:
         """h(V x + b)."""
         (images, rows, halo), h, bias = here, self.h, self.layer.bias
-        bias = None if bias is None else local(bias, images, slice(None), rows)
+        bias = None if bias is None else local(bias, images, ALL, rows)
         a = self.V.on_padded(padded[images, :, halo], bias)
-        inside = a.clamp(h.left, h.right)
+        extent, inside = channel_extent(a), a.clamp(h.left, h.right)
         beyond = a.sub_(inside)
         # One of the two is zero. (torch.where takes twenty times as long in double precision.)
         z = beyond.clamp_min(0).mul_(h.high).add_(beyond.clamp_max_(0).mul_(h.low))
-        return z.addcmul_(inside, inside.mul(h.bend).add_(h.middle))
+        return z.addcmul_(inside, inside.mul(h.bend).add_(h.middle)), extent
+
+    def _joined(
+        self, part: Callable[[Strip], tuple[Tensor, Extent]], batch: int, dim: int
+    ) -> tuple[Tensor, Extent]:
+        """The parts of all strips, side by side in a dimension, and the extent of all."""
+        images = []
+        for strips in self._strips(batch):
+            parts, extents = zip(*map(part, strips), strict=True)
+            lows, highs = (torch.stack(ends) for ends in zip(*extents, strict=True))
+            images.append((torch.cat(parts, dim), lows.amin(0), highs.amax(0)))
+        joined, low, high = map(torch.cat, zip(*images, strict=True))
+        return joined, (low, high)
 
     def _strips(self, batch: int) -> Iterator[list[Strip]]:
         """All strips of a few images at a time."""

@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 from fractions import Fraction
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Ramp
@@ -52,21 +53,31 @@ class Bend:
         numbers = low, high, left, right, low + rise * share, bend, width / (2 * rise)
         return Bend(*map(float, numbers))
 
-    @property
-    def steepest(self) -> float:
-        """The largest |slope|."""
-        return max(abs(self.low), abs(self.high))
+    def between(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on |slope| and on the sum of |terms| of h(a) for low <= a <= high, around 0.
 
-    @property
-    def size(self) -> float:
-        """The sum of the absolute values of the terms of h(a) is at most this times |a|."""
-        return 2 * self.steepest + (self.high - self.low)
+        Both grow with |a| on either side of 0; |h(a)| is at most the sum of its |terms|.
+        """
+        slopes, sizes = [], []
+        for a, end, beyond in ((high, self.right, self.high), (-low, -self.left, self.low)):
+            inside, middle = a.clamp_max(end), abs(self.middle)
+            further = torch.full_like(a, abs(beyond))
+            slopes.append(torch.where(a > end, further, middle + 2 * self.bend * inside))
+            sizes.append(inside * (middle + self.bend * inside) + further * (a - inside))
+        return torch.maximum(*slopes), torch.maximum(*sizes)
 
-    @property
-    def conjugate_size(self) -> float:
-        """Errors of h*(s) are relative to this."""
-        rise = self.high - self.low
-        return self.conjugate * rise * (rise + 2 * self.steepest)
+    def conjugate_between(self, low: Tensor, high: Tensor) -> Tensor:
+        """What errors of h*(s) are relative to, for slopes low <= s <= high.
+
+        The rounding of ``middle`` counts, too.
+        """
+        way = torch.maximum((low - self.middle).abs(), (high - self.middle).abs())
+        way = way.clamp_max(self.high - self.low)
+        return self.conjugate * way * (way + 2 * abs(self.middle))
+
+
+Extent = tuple[Tensor, Tensor]
+"""The smallest and the largest number of each channel, or of all of them, (B, C) or (B, 1)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +107,16 @@ class LayerSums(ABC):
         """The same in the mean of a block."""
 
     @abstractmethod
-    def values(self, x: Tensor, weights: Tensor) -> Tensor:
+    def values(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Extent | None]:
         """Parts of <W, h(V x + b)>, (B, parts). There is one W for each channel, or each entry."""
 
     @abstractmethod
-    def means(self, x: Tensor) -> Tensor:
+    def means(self, x: Tensor) -> tuple[Tensor, Extent | None]:
         """The means of h(V x + b) over pooling blocks, (B, C, H/pool, W/pool)."""
 
     @abstractmethod
-    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Tensor, Tensor]:
-        """Parts of <p, b> - <t, h*(s)>, (B, parts); the largest |s| of each, or 0; and V* p.
+    def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Extent, Tensor]:
+        """Parts of <p, b> - <t, h*(s)>, (B, parts); the extent of s; and V* p.
 
         Here p = s t, with the slopes s in dom h* that are nearest to v / t. There is one t for each
         channel, for each entry, or for each pooling block, whose pixels share it.

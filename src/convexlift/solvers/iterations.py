@@ -263,7 +263,7 @@ class TiledIterations(Iterations):
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""
         super().load(state, active)
         self.origin_v = state.origin_v
-        self._made: Tensor | None = None  # v, if it is no state's
+        self._own_v: Tensor | None = None  # v, if no state has it
         if state is self._stored:
             return
         self._stored, self._owns_anchor = None, False
@@ -333,8 +333,8 @@ class TiledIterations(Iterations):
         # Images are large as well: as few intermediate ones as possible.
         count, active = mix.shape[1], self.active
         kept = self.v[self.row][ended := (~active).nonzero().flatten().tolist()]
-        spare = None if self._made is self.anchor_v[self.row] else self._made
-        self.v, self._made = Blocks({}), None  # free the old v, or write to it
+        spare = None if self._own_v is self.anchor_v[self.row] else self._own_v
+        self.v, self._own_v = Blocks({}), None  # free the old v, or write to it
         for k, (a, b, e) in enumerate(torch.from_numpy(mix).to(self.w).unbind(1), start=1):
             self.old_u, w = self.w_u, self.w_u["x"]
             # prox_g(w - tau c)
@@ -349,7 +349,7 @@ class TiledIterations(Iterations):
             self._pass((2 * x).sub_(w), sigma[self.row], (a, b, e), v, measure and k == count)
             if v is not None:
                 v[ended] = kept
-                self.v, self._made = Blocks({self.row: v}), v
+                self.v, self._own_v = Blocks({self.row: v}), v
             a, b, e = (expand_per_image(part, w) for part in (a, b, e))
             new = (x * a).add_(w * b).add_(self.anchor_u["x"] * e)
             self.w_u = Blocks({"x": choose_images(active, new, w)})
@@ -368,7 +368,7 @@ class TiledIterations(Iterations):
         measure: bool,
     ) -> None:
         """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
-        w, anchor, padded = self.w, self.anchor_v[self.row], self.operator.padding(x_bar)
+        w, h, padded = self.w, self.term.activation, self.operator.padding(x_bar)
         del x_bar
         c = self.c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
@@ -380,13 +380,13 @@ class TiledIterations(Iterations):
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
                 t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
-                    v[one, :, strip] = pack(self.term.activation, new, t) if self.has_codes else new
+                    v[one, :, strip] = pack(h, new, t) if self.has_codes else new
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
-                here.lerp_(new, a / (1 - e))  # a new + b here + e past, since a + b + e = 1
+                # a new + b here + e past, since a + b + e = 1; b = 0 in restarts only
+                here.copy_(new) if a + e == 1 else here.lerp_(new, a / (1 - e))
                 if e:
-                    past = anchor[one, :, strip]
-                    h = self.term.activation
+                    past = self.anchor_v[self.row][one, :, strip]
                     here.lerp_(feasible(h, past, t) if self.has_codes else past, e)
                 c[one, :, halo] += self.operator.adjoint_on_padded(here)
         del padded
