@@ -76,6 +76,15 @@ def test_a_batch_that_cannot_be_shared(shared):
         assert text == "2 processes cannot share a batch of 3 evenly; write batch_size=4"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_end_with_the_group(shared):
+    """Those of Gloo would abort the process, or hang, if Python ended before they do."""
+    for rank in (0, 1):
+        threads = (shared / f"threads-{rank}.txt").read_text().split()
+        assert "python" in threads[0]
+        assert not [name for name in threads if "gloo" in name]
+
+
 @pytest.mark.slow
 def test_a_lost_process_is_started_again_from_the_last_checkpoint(shared, tmp_path):
     """Torchrun starts all of them again; the steps are those of a run that lost none."""

@@ -162,6 +162,8 @@ def share_runs(folder: Path) -> None:
             result = _command(folder, batch_size)
             text = f"{result.exit_code}\n{result.output}"
             (folder / f"command-{batch_size}-{place.rank}.txt").write_text(text)
+    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    (folder / f"threads-{place.rank}.txt").write_text(" ".join(threads))
 
 
 def _command(folder: Path, batch_size: int):

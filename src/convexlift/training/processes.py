@@ -6,6 +6,7 @@ All functions also work in a single process, where nothing is exchanged.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import threading
@@ -46,6 +47,9 @@ def process_group(device: torch.device) -> Iterator[Process]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # "cuda" now means this one
+    # Adam imports torch._dynamo, which keeps the group if there is one by then (torch 2.13): Gloo's
+    # threads would outlive it, and one that releases a tensor while Python ends aborts, or hangs.
+    importlib.import_module("torch._dynamo")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield this_process()
