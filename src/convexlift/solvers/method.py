@@ -102,8 +102,9 @@ class Solver(ABC, Generic[StateT]):
         """As ``advance``, but some ``images`` keep theirs and get better dual variables for them.
 
         Iterations that follow continue from the state before this round. ``images`` are active.
+        Where none is ``provable``, this is ``advance``.
         """
-        raise NotImplementedError
+        return self.advance(state, iterations, active)
 
     def runs_ahead(self, state: StateT) -> bool:
         """Whether ``advance`` only launches its iterations, and this state stays as it is."""
