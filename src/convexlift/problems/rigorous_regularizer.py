@@ -60,9 +60,9 @@ def regularizer_above(problem: VariationalProblem, x: Tensor) -> Tensor:
             return weight * (value + error)
     elif fused is not None and fused.above is not None:
         pooling, head = fused.above
-        means, above = fused.means(x), pooling.output_shape(fused.sums.layer.shape)
+        means, blocks = fused.means(x), pooling.output_shape(fused.sums.layer.shape)
         if not decided(((means.value == 0) & (means.error > 0)).flatten(1).all(1).any()):
-            return _regularizer_above(head, weight, means, above)
+            return _regularizer_above(head, weight, means, blocks)
     (_, first), *others = network.in_parts(PART)
     value = _regularizer_above(first, weight, Rounded.exact(x), shape)
     for _, part in others:
