@@ -25,7 +25,7 @@ def run(count, extrapolate):
     past, w = Past.none(1), torch.ones(1, 32)
     for _ in range(count):
         r = contraction(w) - w
-        ahead = Blocks({"x": w + 1.8 * r}), Blocks({})
+        ahead = Blocks({"x": w + 1.9 * r}), Blocks({})
         if extrapolate:
             ahead, past = past.next(r, ahead, ALL)
         w = ahead[0]["x"]

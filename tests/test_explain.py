@@ -19,7 +19,7 @@ def lines(problem: cl.VariationalProblem, method: cl.PDHG | None = None) -> dict
 def test_kinks_are_lifted_and_deep_smooth_networks_are_not():
     kinks = cl.VariationalProblem(fidelity=cl.L1(Y), regularizer=cl.TotalVariation(), weight=0.1)
     assert lines(kinks)["method"].startswith("PDHG")
-    assert lines(kinks)["acceleration"] == "relaxation by 1.8"
+    assert lines(kinks)["acceleration"] == "relaxation by 1.9"
     assert lines(kinks)["iterations"] == "extrapolated"
     deep = cl.VariationalProblem(
         fidelity=cl.SquaredL2(Y),
@@ -60,7 +60,7 @@ def test_reasons_are_printed_below_the_choices():
         fidelity=cl.L1(many), regularizer=cl.TotalVariation(), weight=0.1
     )
     text = str(cl.explain(problem))
-    assert "acceleration  reflected Halpern\n" in text
+    assert "acceleration  relaxation by 1.9 for 160 iterations, then reflected Halpern\n" in text
     assert "iterations    plain\n" in text
     assert "not fused: not on a GPU" in text
     assert "not extrapolated: 1228800 variables" in text

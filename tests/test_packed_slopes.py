@@ -208,14 +208,18 @@ class Alive(TorchDispatchMode):
         self.now -= size
 
 
-@pytest.mark.parametrize(("fidelity", "most"), [("L2", 2.0), ("L1", 2.5)])
+@pytest.mark.parametrize(
+    ("fidelity", "smoothing", "most"), [("L2", 0.05, 2.0), ("L1", 0.05, 2.0), ("L1", 0.0, 2.5)]
+)
 @pytest.mark.parametrize("gap", [None, 0.05])
-def test_two_or_two_and_a_half_dual_variables_are_alive_at_most(gap, fidelity, most, monkeypatch):
-    """w, and packed: v, the v of the best bound and, with kinks, the anchor.
+def test_two_or_two_and_a_half_dual_variables_are_alive_at_most(
+    gap, fidelity, smoothing, most, monkeypatch
+):
+    """w, and packed: v, the v of the best bound and, with kinks in R, the anchor.
 
     Claims add parts of one only.
     """
-    problem = denoising(fidelity, weight=2.0 if fidelity == "L1" else 0.3)
+    problem = denoising(fidelity, smoothing, weight=2.0 if fidelity == "L1" else 0.3)
     dual = 4 * 32 * SIZE**2
     monkeypatch.setattr(iterations, "LARGE", 1)
     for module, name, value in (

@@ -1,12 +1,12 @@
-"""Anderson's extrapolation of relaxed iterations, w <- w + 1.8 (P(w) - w).
+"""Anderson's extrapolation of relaxed iterations, w <- w + 1.9 (P(w) - w).
 
 With the residuals r_j = P(w_j) - w_j of the last iterations, every few iterations
 
-    w <- sum_j a_j (w_j + 1.8 r_j),    a = argmin ||sum_j a_j r_j||^2,    sum_j a_j = 1,
+    w <- sum_j a_j (w_j + 1.9 r_j),    a = argmin ||sum_j a_j r_j||^2,    sum_j a_j = 1,
 
 in the metric of the steps. Near a solution P is nearly affine, and this is GMRES for P(w) = w: a
 few directions that converge slowly no longer hold up the others. If an extrapolation enlarges the
-residual, the iteration goes back to w + 1.8 r, where it came from. Every image of a batch
+residual, the iteration goes back to w + 1.9 r, where it came from. Every image of a batch
 extrapolates by itself, from the iterations since its steps last changed.
 
 D. G. Anderson, J. ACM 12 (1965); for maps with kinks, with a safeguard: J. Zhang, B. O'Donoghue and
@@ -37,7 +37,7 @@ class Past:
 
     Attributes:
         residuals: r_j in the metric of the steps, or a sample of its entries, (B, N) each.
-        ahead: w_j + 1.8 r_j.
+        ahead: w_j + 1.9 r_j.
         count: iterations of each image since its steps last changed, (B,).
         trial: ||r|| before an extrapolation that must not enlarge it, else +inf, (B,).
     """
@@ -96,7 +96,7 @@ class Past:
         return torch.cat([shares, last + 1], 1) - torch.cat([last, shares], 1)
 
     def _combined(self, weights: Tensor) -> tuple[Blocks, Blocks]:
-        """sum_j a_j (w_j + 1.8 r_j)."""
+        """sum_j a_j (w_j + 1.9 r_j)."""
         like = next(iter(self.ahead[-1][0].values()))
         u, v = Blocks({}), Blocks({})
         for a, (ahead_u, ahead_v) in zip(weights.to(like).unbind(1), self.ahead, strict=True):

@@ -13,13 +13,15 @@ from convexlift.solvers.best import Mask, Numbers
 
 USUAL = 0.1
 """How much a gap shrinks from check to check, as long as nothing is known (measured)."""
+SLOWING = 0.8
+"""A gap that the last round shrank by a factor p shrinks by p^0.8 in the next one (measured)."""
 PATIENCE, PROGRESS = 3, 0.5
 """A gap that is larger than PROGRESS times that PATIENCE checks ago has stalled (measured)."""
 LEFT, LEFT_OF_LAYERS = 0.1, 1.2
 """The part of a gap that an attempt leaves, and the multiple of what is not in data (measured)."""
 MARGIN = 1.05
 """Attempts should end below the tolerance by this factor."""
-MANY = 6
+MANY = 5
 """Rounds to go, as far as can be told, from which an attempt is made to see what it leaves."""
 FIRST = 5
 """Checks before the first such attempt; later ones come after half as many again."""
@@ -68,16 +70,16 @@ class Course:
 
     def expected(self) -> float:
         """The gap at the next check."""
-        return self.gaps[-1] * (self.left if self.trying else self.pace)
+        return self.gaps[-1] * (self.left if self.trying else self.pace**SLOWING)
 
     def is_worth_trying(self, tolerance: float) -> bool:
         """Whether the round after the next check should be an attempt."""
         if self.trying or len(self.gaps) < 2 or not 0 < self.gaps[-1] < math.inf:
             return False
-        gap, pace = self.gaps[-1], self.pace
-        if gap * pace**2 <= tolerance:
+        gap, pace = self.expected(), self.pace
+        if gap * pace**SLOWING**2 <= tolerance:
             return False  # an ordinary round will do
-        if MARGIN * self.left * gap * math.sqrt(pace) <= tolerance:
+        if MARGIN * self.left * gap <= tolerance:
             return True
         if len(self.gaps) < self.due or (self.left > HALF and not self.several):
             return False

@@ -36,7 +36,7 @@ NECESSARY = 0.8
 LONG = 0.5
 """Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
 RELAXED_AT_FIRST, IN_LAYERS = 160, 100
-"""Relaxed iterations at the start, where only R has kinks: one layer, or more."""
+"""Relaxed iterations at the start, where R has kinks: one layer, or more."""
 WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
@@ -47,7 +47,7 @@ LARGEST_CHANGE = 10.0
 """Largest factor by which a restart changes a step size."""
 TEST_EVERY = 5
 """Iterations between tests for a restart."""
-RELAXATION = 1.8
+RELAXATION = 1.9
 """Relaxation factor: 1 gives P itself, 2 is the limit of convergence."""
 
 
@@ -137,12 +137,13 @@ class RestartRules:
     """The rules for one problem: in NumPy on the host, and on tensors inside graphs of a GPU.
 
     reflected Halpern:  w <- (k+1)/(k+2) (2 P(w) - w) + 1/(k+2) anchor
-    relaxation:         w <- w + 1.8 (P(w) - w)
+    relaxation:         w <- w + 1.9 (P(w) - w)
     restart:            w <- P(w), with new steps
 
     The Halpern iteration suits problems like linear programs, where P circles a solution for a long
-    time. Relaxation is faster on smooth problems, and at first on others with a smooth fidelity.
-    Extrapolation damps those circles, so that extrapolated iterations are always relaxed.
+    time. Relaxation is faster where R is smooth, and at first where it has kinks; kinks of the
+    fidelity matter behind operators only, where its dual variables circle too. Extrapolation damps
+    those circles, so that extrapolated iterations are always relaxed.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class RestartRules:
         extrapolated: bool = False,
         growth: float | None = None,
     ) -> None:
-        """``relaxed``: no Halpern iterations, unless the fidelity has kinks.
+        """``relaxed``: no Halpern iterations, unless a fidelity with kinks is behind an operator.
 
         ``extrapolated``: none at all, since every few iterations are combined (``anderson``).
         ``growth``: of the times at which relaxed iterations restart.
@@ -161,10 +162,10 @@ class RestartRules:
         # Relaxed iterations before the reflected Halpern iteration takes over.
         several = len(problem.network.layers) > 1
         kinks = math.inf if relaxed else IN_LAYERS if several else RELAXED_AT_FIRST
-        self.relaxed = math.inf if problem.smooth else kinks if problem.fidelity.smooth else 0
-        if extrapolated:
-            self.relaxed = math.inf
-        self._smooth, self._smooth_data = problem.smooth, problem.fidelity.smooth
+        simple = problem.fidelity.smooth or problem.operator.diagonal is not None
+        self._smooth = simple and all(layer.activation.smooth for layer in problem.network.layers)
+        self._simple_data = simple
+        self.relaxed = math.inf if self._smooth or extrapolated else kinks if simple else 0
         self.extrapolated, self._asked = extrapolated, relaxed
         self.times = times_to_rebalance(growth or 2.0)
         if extrapolated and growth is None:  # which makes up for what a restart costs
@@ -176,16 +177,16 @@ class RestartRules:
         """The rule for this problem and its reason, for ``explain``."""
         relaxation, halpern = f"relaxation by {RELAXATION}", "reflected Halpern"
         if self.relaxed == math.inf:
-            chosen, why = relaxation, "data term and regularizer are smooth"
+            chosen, why = relaxation, "the regularizer is smooth"
             if not self._smooth:
                 why = "iterations are extrapolated, which suits kinks too"
-                if self._asked and self._smooth_data:
+                if self._asked and self._simple_data:
                     why = "the data term is smooth, and steps of frequencies are long"
         elif self.relaxed:
             chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
-            why = "the data term is smooth, the regularizer has kinks"
+            why = "the regularizer has kinks"
         else:
-            chosen, why = halpern, "the data term has kinks, as in a linear program"
+            chosen, why = halpern, "the data term has kinks behind an operator: a linear program"
         return Choice("acceleration", chosen, why)
 
     def mix(self, memory: RestartMemory, count: int = 1) -> Array:
