@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 AT_ONCE = 32
 """Parts on a GPU are this many times as large as those that fit the cache of a CPU."""
@@ -23,3 +24,9 @@ def channel_slices(group: int, channels: int, some: int) -> Iterator[tuple[slice
     """A few of ``channels`` outputs at a time, and their inputs, ``group`` for each output."""
     for first in range(0, channels, some):
         yield slice(first, first + some), slice(group * first, group * (first + some))
+
+
+def local(values: Tensor, images: slice, channels: slice, rows: slice) -> Tensor:
+    """The part at a place of numbers for each channel, (1, C, 1, 1), or each image or entry too."""
+    here = values[images if len(values) > 1 else slice(None), channels]
+    return here if here.shape[-2] == 1 else here[..., rows, :]

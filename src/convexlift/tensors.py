@@ -55,21 +55,17 @@ def unrepeated(tensor: Tensor) -> Tensor:
 def sum_per_image(values: Tensor) -> Tensor:
     """Sum over all dimensions but the batch, (B, ...) -> (B,), accumulated in float64.
 
-    The sums are objectives and gaps: their last digits decide when a solver stops.
+    The last digits of objectives and gaps decide when a solver stops. On a CPU, rows are summed in
+    their own precision first, pairwise: as accurate as the values, and four times as fast.
     """
-    return values.flatten(1).sum(1, dtype=torch.float64)
+    rows = values.sum(-1) if values.ndim > 2 and values.device.type == "cpu" else values
+    return rows.flatten(1).sum(1, dtype=torch.float64)
 
 
 def channel_extent(values: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest value of each channel, (B, C) both."""
     flat = values.reshape(*values.shape[:2], -1)  # aminmax(dim=2) takes ten times as long on a CPU
     return flat.amin(2), flat.amax(2)
-
-
-def local(values: Tensor, images: slice, channels: slice, rows: slice) -> Tensor:
-    """The part at a place of numbers for each channel, (1, C, 1, 1), or each image or entry too."""
-    here = values[images if len(values) > 1 else slice(None), channels]
-    return here if here.shape[-2] == 1 else here[..., rows, :]
 
 
 def are_close(left: Tensor, right: Tensor, tolerance: float) -> bool:
@@ -272,7 +268,7 @@ class Blocks(Mapping[str, Tensor]):
 
     def squares(self) -> Blocks:
         """Squared norms block by block and image by image; each block becomes (B,)."""
-        return self.dot(self)
+        return Blocks({name: _square(part) for name, part in self.items()})
 
     def norms(self) -> Blocks:
         """Euclidean norms block by block and image by image; each block becomes (B,)."""
@@ -306,6 +302,13 @@ class Blocks(Mapping[str, Tensor]):
         """This vector for the images where ``mask`` (B,) is true, the other for the rest."""
         masks = {n: expand_per_image(mask.to(p.device), p) for n, p in self.items()}
         return type(self)({n: torch.where(masks[n], p, other[n]) for n, p in self.items()})
+
+
+def _square(part: Tensor) -> Tensor:
+    """||part||^2 for each image; on a CPU, without storing the squares."""
+    large = part.ndim > 2 and part.device.type == "cpu"
+    rows = torch.linalg.vector_norm(part, dim=-1) if large else part
+    return sum_per_image(rows * rows)
 
 
 def _distance(left: Tensor, right: Tensor) -> Tensor:

@@ -42,13 +42,12 @@ from convexlift.problems.fused_pass import FusedPass
 from convexlift.problems.lifting import above_pooling, dual_names, feasible_duals, made_feasible
 from convexlift.problems.packed_slopes import CODES, Duals, PackedDual, feasible, pack
 from convexlift.problems.variational import VariationalProblem
-from convexlift.strips import at_once, channel_slices
+from convexlift.strips import at_once, channel_slices, local
 from convexlift.tensors import (
     Blocks,
     Scalar,
     converted,
     expand_per_image,
-    local,
     sum_per_image,
 )
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.activations import Activation
-from convexlift.strips import at_once
-from convexlift.tensors import local, sum_per_image
+from convexlift.strips import at_once, local
+from convexlift.tensors import sum_per_image
 
 CODES = torch.int16
 STEPS, MIDDLE = 2**16 - 1, 2**15

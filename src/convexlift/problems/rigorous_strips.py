@@ -15,7 +15,8 @@ from convexlift.operators.convolution import FEW_CHANNELS, ConvolutionOperator
 from convexlift.problems.packed_slopes import Dual
 from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
 from convexlift.problems.rounding import BLOCK, CACHED, block_sum, channel_sums
-from convexlift.tensors import channel_extent, local
+from convexlift.strips import local
+from convexlift.tensors import channel_extent
 
 ALL = slice(None)
 Strip = tuple[slice, slice, slice]

@@ -31,8 +31,8 @@ from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory, Restarts
-from convexlift.strips import at_once
-from convexlift.tensors import Blocks, choose_images, expand_per_image, local
+from convexlift.strips import at_once, local
+from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 STRIP = 2**19
 """Numbers of v in a strip on a CPU (2 MB)."""
