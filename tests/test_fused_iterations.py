@@ -190,6 +190,29 @@ def test_groups_of_some_images_are_those_of_all(fidelity, dual_kernel):
     assert state.memory.total.tolist() == [5, 15]
 
 
+@pytest.mark.parametrize("fidelity", ["L1", slow("L2")])
+def test_relaxed_images_that_lag_behind_iterate_in_groups_of_their_own(
+    fidelity, monkeypatch, dual_kernel
+):
+    """As after an attempt at a proof: restarts are due at other times, here after 10 and 20."""
+    problem, second = one_layer("zero", 0.01, fidelity), torch.tensor([False, True])
+    groups, run = [], Groups.run
+    monkeypatch.setattr(Groups, "run", lambda *given: groups.append(given[1]) or run(*given))
+    found = []
+    with torch.no_grad():
+        for solver in solvers(problem):
+            state = solver.advance(solver.start(problem.initial_image()), 5)
+            state = solver.advance(solver.advance(state, 10, second), 10)
+            found.append(solver.advance(state, 5))
+    plain, fast = found
+    assert groups == [5, 10, 10, 10, 5, 5]
+    for name in ("inner", "total", "restart_next"):
+        assert torch.equal(getattr(fast.memory, name), getattr(plain.memory, name))
+    for name in ("u", "v", "sigma", "anchor_v"):
+        for block, part in getattr(plain, name).items():
+            torch.testing.assert_close(getattr(fast, name)[block], part, rtol=1e-3, atol=1e-5)
+
+
 def test_groups_serve_other_networks(monkeypatch, dual_kernel):
     """Graphs of groups have no norms of filters in them."""
     monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())

@@ -201,11 +201,14 @@ class FusedIterations(Iterations):
         with current(self._device):
             if not known:
                 groups.group.load(state, self.coupling)
-            if not known or not torch.equal(active, self._iterating):
-                if not groups.begin(state.memory, active):
-                    return None
-                self._iterating = active.clone()
-            memory = groups.run(iterations, state.memory)
+            memory, parts = state.memory, groups.parts(state.memory, active)
+            if not parts:
+                return None
+            for images in parts:
+                if not known or len(parts) > 1 or not torch.equal(images, self._iterating):
+                    groups.begin(memory, images)
+                    self._iterating = images
+                memory = groups.run(iterations, memory)
             self._steps, self._holds = None, self._copied(state, groups.group, memory)
             self._grouped = self._holds
         return self._holds

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,16 +55,24 @@ class Groups:
         self.group, self._replayed = group, replayed
         self._graphs: dict[tuple[Any, ...], Launch] = {}
 
-    def begin(self, memory: RestartMemory, active: Tensor) -> bool:
-        """Take over counters, and which images iterate; False if groups do not fit these."""
-        images = active.numpy()
-        total, due = memory.total.numpy()[images], memory.restart_next.numpy()[images]
-        alike = (total == total[0]).all() and (due == due[0]).all()
-        if (total % TEST_EVERY).any() or (total[0] < self.group.rules.relaxed and not alike):
-            return False
-        self._active, self._images = active.clone(), images
-        self.group.begin(memory, active)
-        return True
+    def parts(self, memory: RestartMemory, active: Tensor) -> list[Tensor]:
+        """Active images that iterate together; none if groups do not fit their counters.
+
+        Counters of relaxed images must be alike. Those that tried for a proof lag behind.
+        """
+        images, total = active.numpy(), memory.total.numpy()
+        if (total[images] % TEST_EVERY).any():
+            return []
+        relaxed = images & (total < self.group.rules.relaxed)
+        kinds = np.full_like(total, -1)
+        if relaxed.any():  # else it may be on its way whether restarts are due
+            kinds = np.where(relaxed, 2 * total + memory.restart_next.numpy(), -1)
+        return [torch.from_numpy(images & (kinds == kind)) for kind in np.unique(kinds[images])]
+
+    def begin(self, memory: RestartMemory, images: Tensor) -> None:
+        """Take over counters, and which images iterate."""
+        self._active, self._images = images, images.numpy()
+        self.group.begin(memory, images)
 
     def run(self, iterations: int, before: RestartMemory) -> RestartMemory:
         """Iterate; the counters after that, those of other images as they were."""
