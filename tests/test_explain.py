@@ -60,7 +60,7 @@ def test_reasons_are_printed_below_the_choices():
         fidelity=cl.L1(many), regularizer=cl.TotalVariation(), weight=0.1
     )
     text = str(cl.explain(problem))
-    assert "acceleration  relaxation by 1.9 for 160 iterations, then reflected Halpern\n" in text
+    assert "acceleration  relaxation by 1.9 for 20 iterations, then reflected Halpern\n" in text
     assert "iterations    plain\n" in text
     assert "not fused: not on a GPU" in text
     assert "not extrapolated: 1228800 variables" in text

@@ -163,7 +163,8 @@ def test_groups_of_iterations_restart_by_themselves(
     smoothing, fidelity, blocks, dual_kernel, monkeypatch
 ):
     """Relaxed iterations, Halpern iterations, and the change from one to the other."""
-    monkeypatch.setattr(restart_rules, "RELAXED_AT_FIRST", 10)
+    for name in ("RELAXED_AT_FIRST", "WITH_KINKS_IN_DATA"):
+        monkeypatch.setattr(restart_rules, name, 10)
     if fidelity == "L1":  # states without copies of their own
         monkeypatch.setattr(fused_iterations, "LARGE", 0)
     groups = []

@@ -63,7 +63,7 @@ def test_kinks_of_data_matter_behind_operators_only():
         )
         for smoothing in (0.0, 0.01)
     )
-    assert RestartRules(kinks).relaxed == 160
+    assert RestartRules(kinks).relaxed == 20
     assert RestartRules(smooth).relaxed == math.inf
     blur = cl.Blur(torch.ones(3, 3) / 9)
     assert RestartRules(replace(smooth, operator=blur)).relaxed == 0

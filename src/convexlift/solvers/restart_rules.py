@@ -35,8 +35,8 @@ NECESSARY = 0.8
 """Restart when the residual is below this fraction and has started to rise again."""
 LONG = 0.5
 """Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
-RELAXED_AT_FIRST, IN_LAYERS = 160, 100
-"""Relaxed iterations at the start, where R has kinks: one layer, or more."""
+RELAXED_AT_FIRST, IN_LAYERS, WITH_KINKS_IN_DATA = 160, 100, 20
+"""Relaxed iterations at the start, where R has kinks: one layer, or more (measured)."""
 WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
@@ -160,11 +160,11 @@ class RestartRules:
         ``growth``: of the times at which relaxed iterations restart.
         """
         # Relaxed iterations before the reflected Halpern iteration takes over.
-        several = len(problem.network.layers) > 1
-        kinks = math.inf if relaxed else IN_LAYERS if several else RELAXED_AT_FIRST
-        simple = problem.fidelity.smooth or problem.operator.diagonal is not None
-        self._smooth = simple and all(layer.activation.smooth for layer in problem.network.layers)
-        self._simple_data = simple
+        layers, self._smooth_data = problem.network.layers, problem.fidelity.smooth
+        kinks = math.inf if relaxed else IN_LAYERS if len(layers) > 1 else RELAXED_AT_FIRST
+        kinks = kinks if self._smooth_data else WITH_KINKS_IN_DATA
+        simple = self._smooth_data or problem.operator.diagonal is not None
+        self._smooth = simple and all(layer.activation.smooth for layer in layers)
         self.relaxed = math.inf if self._smooth or extrapolated else kinks if simple else 0
         self.extrapolated, self._asked = extrapolated, relaxed
         self.times = times_to_rebalance(growth or 2.0)
@@ -180,11 +180,11 @@ class RestartRules:
             chosen, why = relaxation, "the regularizer is smooth"
             if not self._smooth:
                 why = "iterations are extrapolated, which suits kinks too"
-                if self._asked and self._simple_data:
+                if self._asked and self._smooth_data:
                     why = "the data term is smooth, and steps of frequencies are long"
         elif self.relaxed:
             chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
-            why = "the regularizer has kinks"
+            why = "the regularizer has kinks" + ("" if self._smooth_data else ", and the data term")
         else:
             chosen, why = halpern, "the data term has kinks behind an operator: a linear program"
         return Choice("acceleration", chosen, why)
