@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.tensors import Blocks, join_images, select_images
+from convexlift.tensors import Blocks, join_images, select_images, sum_per_image
 from convexlift.tf32 import full_precision
 
 
@@ -83,3 +83,16 @@ def test_views_of_blocks_are_those_of_a_mapping():
         (name, id(part)) for name, part in Mapping.items(blocks)
     ]
     assert [id(part) for part in blocks.values()] == [id(part) for part in parts.values()]
+
+
+@pytest.mark.parametrize("shape", [(2, 70_000), (2, 3, 40, 700), (2, 3, 700, 40), (1, 1, 1, 9_000)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums_of_single_precision_have_nearly_the_accuracy_of_double(shape, turned):
+    """One rounding of each row at most, which the sum over rows evens out."""
+    values = torch.rand(shape, dtype=torch.float32) - 0.2
+    values = values.mT if turned and len(shape) > 2 else values
+    exact = values.double().flatten(1)
+    rtol = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(sum_per_image(values), exact.sum(1), rtol=rtol, atol=0)
+    squares = Blocks({"x": values}).squares()["x"]
+    torch.testing.assert_close(squares, exact.square().sum(1), rtol=2 * rtol, atol=0)

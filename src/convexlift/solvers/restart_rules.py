@@ -36,7 +36,7 @@ NECESSARY = 0.8
 LONG = 0.5
 """Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
 RELAXED_AT_FIRST, IN_LAYERS, WITH_KINKS_IN_DATA = 160, 100, 20
-"""Relaxed iterations at the start, where R has kinks: one layer, or more (measured)."""
+"""Relaxed iterations at the start, where R has kinks: one layer, more, or any with such data."""
 WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
