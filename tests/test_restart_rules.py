@@ -65,6 +65,8 @@ def test_kinks_of_data_matter_behind_operators_only():
     )
     assert RestartRules(kinks).relaxed == 20
     assert RestartRules(smooth).relaxed == math.inf
+    for activation in (cl.LeakyReLU(0.2), cl.SmoothedLeakyReLU(0.2, 0.01)):  # two layers
+        assert RestartRules(zoo.problem("plain", activation, "L1")).relaxed == 100
     blur = cl.Blur(torch.ones(3, 3) / 9)
     assert RestartRules(replace(smooth, operator=blur)).relaxed == 0
 

@@ -36,7 +36,7 @@ NECESSARY = 0.8
 LONG = 0.5
 """Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
 RELAXED_AT_FIRST, IN_LAYERS, WITH_KINKS_IN_DATA = 160, 100, 20
-"""Relaxed iterations at the start, where R has kinks: one layer, more, or any with such data."""
+"""Relaxed iterations at the start: R with kinks, several layers, data with kinks as well."""
 WHOLE_WAY = (100, 400)
 """Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
@@ -141,9 +141,9 @@ class RestartRules:
     restart:            w <- P(w), with new steps
 
     The Halpern iteration suits problems like linear programs, where P circles a solution for a long
-    time. Relaxation is faster where R is smooth, and at first where it has kinks; kinks of the
-    fidelity matter behind operators only, where its dual variables circle too. Extrapolation damps
-    those circles, so that extrapolated iterations are always relaxed.
+    time. Relaxation is faster where R is smooth, and at first where it has kinks, or several layers
+    and a fidelity with kinks. Behind operators, where that has dual variables of its own, these
+    circle too. Extrapolation damps the circles: extrapolated iterations are always relaxed.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class RestartRules:
         ``extrapolated``: none at all, since every few iterations are combined (``anderson``).
         ``growth``: of the times at which relaxed iterations restart.
         """
-        # Relaxed iterations before the reflected Halpern iteration takes over.
-        layers, self._smooth_data = problem.network.layers, problem.fidelity.smooth
-        kinks = math.inf if relaxed else IN_LAYERS if len(layers) > 1 else RELAXED_AT_FIRST
-        kinks = kinks if self._smooth_data else WITH_KINKS_IN_DATA
+        *below, last = problem.network.layers
+        self._smooth_data = problem.fidelity.smooth
+        one = RELAXED_AT_FIRST if self._smooth_data else WITH_KINKS_IN_DATA
+        first = math.inf if relaxed else IN_LAYERS if below else one
         simple = self._smooth_data or problem.operator.diagonal is not None
-        self._smooth = simple and all(layer.activation.smooth for layer in layers)
-        self.relaxed = math.inf if self._smooth or extrapolated else kinks if simple else 0
+        self._smooth = problem.smooth or (simple and not below and last.activation.smooth)
+        self.relaxed = math.inf if self._smooth or extrapolated else first if simple else 0
         self.extrapolated, self._asked = extrapolated, relaxed
         self.times = times_to_rebalance(growth or 2.0)
         if extrapolated and growth is None:  # which makes up for what a restart costs
@@ -184,7 +184,7 @@ class RestartRules:
                     why = "the data term is smooth, and steps of frequencies are long"
         elif self.relaxed:
             chosen = f"{relaxation} for {self.relaxed:.0f} iterations, then {halpern}"
-            why = "the regularizer has kinks" + ("" if self._smooth_data else ", and the data term")
+            why = f"the {'regularizer' if self._smooth_data else 'data term'} has kinks"
         else:
             chosen, why = halpern, "the data term has kinks behind an operator: a linear program"
         return Choice("acceleration", chosen, why)
