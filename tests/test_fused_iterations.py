@@ -177,18 +177,38 @@ def test_groups_of_iterations_restart_by_themselves(
 
 @pytest.mark.parametrize("fidelity", ["L2", slow("L1")])
 def test_groups_of_some_images_are_those_of_all(fidelity, dual_kernel):
-    """Before and after an image ends, and from a state that is not the last one."""
+    """Before and after an image ends."""
     problem, active = one_layer("zero", 0.01, fidelity), torch.tensor([False, True])
     with torch.no_grad():
         _, fast = solvers(problem)
-        first = fast.advance(fast.start(problem.initial_image()), 5)
+        first = fast.iterations.set_aside(fast.advance(fast.start(problem.initial_image()), 5))
         state = fast.advance(fast.advance(first, 5, active), 5, active)
-        expected = fast.advance(fast.advance(first, 5), 5)
+        _, other = solvers(problem)
+        expected = other.advance(other.start(problem.initial_image()), 15)
     for name in ("u", "v", "w_u", "w_v", "sigma", "tau", "anchor_v"):
         for block, part in getattr(state, name).items():
             assert torch.equal(part[0], getattr(first, name)[block][0])
             assert torch.equal(part[1], getattr(expected, name)[block][1])
     assert state.memory.total.tolist() == [5, 15]
+
+
+@pytest.mark.parametrize("fidelity", ["L2", slow("L1")])
+def test_a_state_whose_w_is_lost_restarts_from_its_images(fidelity, dual_kernel):
+    """And one whose w was set aside continues as if nothing had been computed since."""
+    problem = one_layer("zero", 0.01, fidelity)
+    with torch.no_grad():
+        _, fast = solvers(problem)
+        lent = fast.advance(fast.start(problem.initial_image()), 10)
+        own = fast.iterations.set_aside(lent)
+        once = fast.advance(lent, 5)
+        assert fast.iterations.continues(own)
+        assert not fast.iterations.continues(lent)
+        again = fast.advance(own, 5)
+        assert torch.equal(again.x, once.x)
+        restarted = fast.advance(lent, 5)
+        assert torch.equal(restarted.x, fast.advance(lent.restarted(), 5).x)
+    assert not torch.equal(restarted.x, once.x)
+    assert restarted.memory.total.tolist() == [15, 15]
 
 
 @pytest.mark.parametrize("fidelity", ["L1", slow("L2")])
@@ -261,6 +281,7 @@ def test_images_that_have_ended_stay_and_the_others_iterate_as_before(fidelity, 
     with torch.no_grad():
         _, fast = solvers(problem)
         first = fast.advance(fast.start(problem.initial_image()), 5)  # now a restart is due
+        first = fast.iterations.set_aside(first)
         state = fast.advance(fast.advance(first, 2, active), 1, active)
         expected = fast.advance(fast.advance(first, 2), 1)
     for name in ("u", "v", "w_u", "w_v", "sigma"):

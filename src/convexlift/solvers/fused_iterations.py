@@ -42,7 +42,7 @@ GRAPHED = 5
 KEPT = 32
 """Idle machines, kept for later problems of the same kind, take at most this part of the memory."""
 LARGE = 2**28
-"""Bytes of w, or of an anchor, from which states have no copies of their own."""
+"""Bytes of w from which it is not set aside during an attempt at a proof."""
 
 
 class Replayed:
@@ -205,42 +205,48 @@ class FusedIterations(Iterations):
             if not parts:
                 return None
             for images in parts:
-                if not known or len(parts) > 1 or not torch.equal(images, self._iterating):
+                if not known or len(parts) > 1 or bool((images & ~self._iterating).any()):
                     groups.begin(memory, images)
-                    self._iterating = images
+                elif not torch.equal(images, self._iterating):
+                    groups.choose(images)  # without waiting for counters
+                self._iterating = images
                 memory = groups.run(iterations, memory)
-            self._steps, self._holds = None, self._copied(state, groups.group, memory)
+            self._steps, self._holds = None, self._lent(state, groups.group, memory)
             self._grouped = self._holds
         return self._holds
 
-    def _copied(self, state: RestartState, group: Group, memory: RestartMemory) -> RestartState:
-        """A state of copies, of which other states may be made.
-
-        Large ones have the buffers themselves, except for u and v.
-        """
+    def _lent(self, state: RestartState, group: Group, memory: RestartMemory) -> RestartState:
+        """A state with copies of what others may read; w and the anchors are the buffers."""
         b = self._held
-        own, kept = (b.u, b.v, group.tau, group.sigma), (b.w_u, b.w_v, b.anchor_u, b.anchor_v)
-        if _is_large(b.w_v):
-            state = replace(state, origin_u=group.origin_u, origin_v=group.origin_v)
-            u, v, tau, sigma = clone_blocks(*own)
-            w_u, w_v, anchor_u, anchor_v = kept
-        else:
-            u, v, tau, sigma, w_u, w_v, anchor_u, anchor_v = clone_blocks(*own, *kept)
-        self._anchor_u, self._anchor_v = anchor_u, anchor_v
+        u, v, tau, sigma = clone_blocks(b.u, b.v, group.tau, group.sigma)
+        self._anchor_u, self._anchor_v = b.anchor_u, b.anchor_v
         return replace(
-            state, u=u, v=v, tau=tau, sigma=sigma, memory=memory,
-            w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v,
+            state, u=u, v=v, tau=tau, sigma=sigma, memory=memory, w_u=b.w_u, w_v=b.w_v,
+            anchor_u=b.anchor_u, anchor_v=b.anchor_v,
+            origin_u=group.origin_u, origin_v=group.origin_v,
         )  # fmt: skip
 
-    def keeps(self, state: RestartState) -> bool:
-        """If the state has copies of its own."""
-        return not _is_large(state.w_v)
+    def continues(self, state: RestartState) -> bool:
+        """Not if the buffers were its w, and hold another one by now."""
+        return state is self._holds or self._machine is None or state.w_v is not self._held.w_v
+
+    def spares(self, state: RestartState) -> bool:
+        """If w is not large."""
+        return sum(part.nbytes for part in state.w_v.values()) <= LARGE
+
+    def set_aside(self, state: RestartState) -> RestartState:
+        """With copies of the buffers."""
+        if state is not self._holds or not self.spares(state):
+            return state
+        w_u, w_v, anchor_u, anchor_v = clone_blocks(
+            state.w_u, state.w_v, state.anchor_u, state.anchor_v
+        )
+        return replace(state, w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v)
 
     def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
-        """Whether iterations are not waited for, and the state has copies of its own."""
+        """Whether iterations are not waited for."""
         decides = relaxed or self._layer.compiled is not None
-        there = decides and self._rest is None and state.w_u.device.type == "cuda"
-        return there and self.keeps(state)
+        return decides and self._rest is None and state.w_u.device.type == "cuda"
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""
@@ -330,6 +336,8 @@ class FusedIterations(Iterations):
         """A state of copies, since the buffers will be overwritten."""
         b, self._steps = self._held, (tau, sigma)
         u, v, w_u, w_v = clone_blocks(b.u, b.v, b.w_u, b.w_v)
+        if self._anchor_v is b.anchor_v:
+            self._anchor_u, self._anchor_v = clone_blocks(b.anchor_u, b.anchor_v)
         self._holds = replace(
             state, u=u, v=v, w_u=w_u, w_v=w_v, anchor_u=self._anchor_u, anchor_v=self._anchor_v
         )  # fmt: skip
@@ -339,11 +347,6 @@ class FusedIterations(Iterations):
     def _held(self) -> Buffers:
         assert self._machine is not None, "load comes first"
         return self._machine.buffers
-
-
-def _is_large(v: Blocks) -> bool:
-    """Whether states have no copies of w and anchors."""
-    return sum(part.nbytes for part in v.values()) > LARGE
 
 
 def fastest_iterations(saddle: SaddlePointProblem, coupling: Coupling) -> tuple[Iterations, str]:

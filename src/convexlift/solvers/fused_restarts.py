@@ -71,8 +71,13 @@ class Groups:
 
     def begin(self, memory: RestartMemory, images: Tensor) -> None:
         """Take over counters, and which images iterate."""
+        self.group.take(memory)
+        self.choose(images)
+
+    def choose(self, images: Tensor) -> None:
+        """Take over which images iterate: not others than before, whose counters are unknown."""
         self._active, self._images = images, images.numpy()
-        self.group.begin(memory, images)
+        self.group.choose(images)
 
     def run(self, iterations: int, before: RestartMemory) -> RestartMemory:
         """Iterate; the counters after that, those of other images as they were."""
@@ -174,10 +179,9 @@ class Group:
         if isinstance(self._coupling.dual_weight, Tensor):
             self._coupling.dual_weight.copy_(torch.as_tensor(coupling.dual_weight))
 
-    def begin(self, memory: RestartMemory, active: Tensor) -> None:
-        """Take over counters, and which images iterate."""
+    def choose(self, active: Tensor) -> None:
+        """Take over which images iterate."""
         self._active.copy_(active, non_blocking=True)
-        self.take(memory)
         self._write_steps()
         self._buffers.table[:TEST_EVERY, :, MIX] = self._mixes[1]
 

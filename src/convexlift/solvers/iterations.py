@@ -66,13 +66,14 @@ class RestartState(PDHGState):
     past: Past | None = None  # for extrapolations
 
     def moved(self) -> RestartState:
-        """With w and the anchors at (u, v), from where ``resume`` starts: nothing else is held."""
+        """As ``restarted``, from where ``resume`` starts: nothing but (u, v) is held."""
         return replace(self.restarted(), origin_u=self.u, origin_v=self.v, past=None)
 
     def restarted(self) -> RestartState:
-        """With w and the anchors at (u, v)."""
-        u, v = self.u, self.v
-        return replace(self, w_u=u, w_v=v, anchor_u=u, anchor_v=v)
+        """A restart at (u, v): where w and the anchors are lost, or not needed any more."""
+        u, v, total = self.u, self.v, self.memory.total
+        memory = replace(RestartMemory.at_start(len(total)), total=total)
+        return replace(self, w_u=u, w_v=v, anchor_u=u, anchor_v=v, memory=memory)
 
 
 class Iterations:
@@ -104,9 +105,17 @@ class Iterations:
         """The dual variables of a start as states have them if ``packs``."""
         return v
 
-    def keeps(self, state: RestartState) -> bool:
-        """Whether its w is there after iterations from another state: not if it is large."""
+    def continues(self, state: RestartState) -> bool:
+        """Whether w and the anchors of a state are still there: later ones may take their place."""
+        return True
+
+    def spares(self, state: RestartState) -> bool:
+        """Whether there is room for a w that is set aside during an attempt at a proof."""
         return not self.packs(state.u["x"])
+
+    def set_aside(self, state: RestartState) -> RestartState:
+        """The state with a w and anchors that an attempt leaves alone, if there is room."""
+        return state
 
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
@@ -258,6 +267,10 @@ class TiledIterations(Iterations):
             return v
         codes = all_packed(self.term.activation, v[self.row], self.term.weights)
         return Blocks({self.row: codes})
+
+    def continues(self, state: RestartState) -> bool:
+        """Not if iterations continued from another state with the same w."""
+        return state is self._stored or state.w_v[self.row] is not vars(self).get("w")
 
     def load(self, state: RestartState, active: Tensor) -> None:
         """Take w over from the last state; copy it from other states, and compute c = K* w_v."""

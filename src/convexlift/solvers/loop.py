@@ -188,7 +188,7 @@ def _iterate(
                 iteration, ahead = iteration + count, None
                 ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
-                    checked, active = state, ledger.active.clone()
+                    checked = state
                     judging = ledger.judging(iteration, state)
                     ledger.plan(partial(_provable, ledger, solver, stop, iteration, state))
                     ahead = _ahead(ledger, solver, stop, iteration, state, judging)
@@ -200,8 +200,8 @@ def _iterate(
                         state = solver.start(ledger.x)
                     elif doubtful and (precise := solver.in_double(state)) is not None:
                         solver, state = precise
-                    if state is not checked or not torch.equal(active, ledger.active):
-                        ahead = None  # of another state, or of images that have ended
+                    if state is not checked:
+                        ahead = None  # of another state
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history or ledger.history[-1].iteration != iteration:
@@ -229,7 +229,8 @@ def _ahead(
     """The state after the next iterations, launched before the numbers of a check have arrived.
 
     So a GPU works while the host waits and thinks. None where this is no use, or likely in vain.
-    If this check is expected to be the last one, the claim that follows is launched.
+    If this check is expected to be the last one, the claim that follows is launched. Images of a
+    batch that end at this check have moved on by then: their claims, made before, stay the same.
     """
     if not solver.runs_ahead(state):
         return None

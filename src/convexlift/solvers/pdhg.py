@@ -158,6 +158,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         coupling = Coupling(saddle) if coupling is None else coupling
         super().__init__(problem, saddle, coupling)
         self._make_precise, self._look_again, self._lifted = precise, 0, lifted
+        self._needs_w = False  # of the next state, to look for rounding
         self._start: Pending | None = None
         self.dtype = dtype  # the precision of the images, if it differs from the problem's
         self.box = problem.bounds if BOX_DUAL in saddle.K.rows else None
@@ -246,9 +247,9 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return super()._known(v, x)
 
     def runs_ahead(self, state: RestartState) -> bool:
-        """On a GPU, if no host reads which images restart."""
+        """On a GPU, if no host reads which images restart, and nobody waits for w."""
         running = self.iterations
-        if not isinstance(running, FusedIterations):
+        if not isinstance(running, FusedIterations) or self._needs_w:
             return False
         relaxed = bool((state.memory.total < self.rules.relaxed).all())
         return running.only_launches(state, relaxed=relaxed)
@@ -265,6 +266,9 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         total = int(state.memory.total.max())
         packed = any(part.dtype is CODES for part in state.anchor_v.values())
         if self._make_precise is None or packed or total < self._look_again:
+            return None
+        self._needs_w = not self.iterations.continues(state)
+        if self._needs_w:
             return None
         self._look_again = total + max(20, total // 8)  # a look costs a few iterations
         if (solver := self._precise) is None:
@@ -328,7 +332,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
     def provable(self, state: RestartState) -> list[bool]:
         """Extrapolated iterations find dual variables as fast by themselves (measured)."""
-        large = len(self._candidates) > 1 and not self.iterations.keeps(state)
+        large = len(self._candidates) > 1 and not self.iterations.spares(state)
         return [False] * len(self._candidates) if large else self._candidates
 
     @cached_property
@@ -339,15 +343,18 @@ class RestartedPDHG(PDHGSolver[RestartState]):
     def proving(
         self, state: RestartState, iterations: int, images: Tensor, active: Tensor
     ) -> RestartState:
-        """The attempt replaces v only, which iterations do not read, if their w is kept."""
+        """The attempt replaces v only, which iterations do not read if w is set aside.
+
+        If there is no room for that, they continue with a restart from (u, v).
+        """
         others = active & ~images
         after = self.advance(state, iterations, others) if bool(others.any()) else state
+        after = self.iterations.set_aside(after)
         v = self._or_plainly(
             lambda: attempted(self.iterations, self.coupling, state, iterations, images)
         )
-        if not self.iterations.keeps(state):  # of a single image: continue with a restart
-            memory = replace(RestartMemory.at_start(1), total=after.memory.total)
-            after = replace(after.restarted(), memory=memory)
+        if not self.iterations.continues(after):
+            after = after.restarted()
         return replace(after, v=choose_images(images, v, after.v))
 
     def _advance(self, state: RestartState, iterations: int, active: Tensor) -> RestartState:
@@ -358,6 +365,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         """
         running, home = self.iterations, state.sigma.device
         restarts = self._restarts
+        if not running.continues(state):
+            state = state.restarted()
         if (after := running.restarted(state, iterations, active, restarts)) is not None:
             return after
         memory = state.memory.following(active)
