@@ -23,7 +23,8 @@ import convexlift as cl
 from convexlift.functionals.terms import DualFidelityTerm, DualTerm, LastLayerTerm
 from convexlift.operators.convolution import SpectralFilter
 from convexlift.operators.lanczos import lanczos_norm
-from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem, lift
+from convexlift.problems.lifting import SaddlePointProblem, lift
+from convexlift.problems.network_duals import DATA_DUAL
 from convexlift.solvers.coupling import SAFETY
 from convexlift.solvers.method import Method, Solver
 from convexlift.solvers.primal_dual import lifted_start

@@ -30,7 +30,7 @@ from convexlift.networks import AdaptiveNetwork, AveragePool, Convolution, Noise
 from convexlift.networks.adaptive import PREMISE, Weakened, places_read
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import lanczos_norm
-from convexlift.problems import minorant
+from convexlift.problems import one_pass
 from convexlift.problems.lifting import lift
 from convexlift.proof_checker import ProofRejected, verify
 from convexlift.solvers import iterations as tiled_iterations
@@ -287,12 +287,12 @@ def test_strips_give_the_same_iterates_and_the_same_certificate(guide, kind, mon
     )
     found = []
     for worthwhile in (10**9, 1):
-        for module in (tiled_iterations, minorant):
+        for module in (tiled_iterations, one_pass):
             monkeypatch.setattr(module, "WORTHWHILE", worthwhile)
             monkeypatch.setattr(module, "STRIP", 4 * 12 * 5)
         solver = RestartedPDHG(whole, lift(whole))
         tiled = isinstance(solver.iterations, tiled_iterations.TiledIterations)
-        assert tiled == (minorant.OnePass.of(whole.network) is not None) == (worthwhile == 1)
+        assert tiled == (one_pass.OnePass.of(whole.network) is not None) == (worthwhile == 1)
         state = solver.advance(solver.start(whole.initial_image()), 23)
         found.append((state.x, *state.v.values(), cl.certify(whole, state.x, state.v).gap))
     for plain, strips in zip(*found, strict=True):

@@ -19,6 +19,7 @@ import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, Convolution, Guide, NoiseGuide, UNetGuide
 from convexlift.problems.lifting import lift
 from convexlift.proof_checker import ProofRejected, verify
+from convexlift.solvers import extrapolated_iterations
 from convexlift.solvers import iterations as tiled_iterations
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
@@ -344,7 +345,7 @@ def test_strips_give_the_same_iterates(guide, kind, term, channels, monkeypatch)
         regularizer=network(kind, channels, made), operator=cl.Mask((y[0, :1] > 0.2).double()),
     )  # fmt: skip
     found = []
-    monkeypatch.setattr(tiled_iterations, "MEMORABLE", 0)  # strips are not extrapolated
+    monkeypatch.setattr(extrapolated_iterations, "MEMORABLE", 0)  # strips are not extrapolated
     for worthwhile in (10**9, 1):
         monkeypatch.setattr(tiled_iterations, "WORTHWHILE", worthwhile)
         monkeypatch.setattr(tiled_iterations, "STRIP", 4 * 12 * 5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.solvers import iterations
+from convexlift.solvers import extrapolated_iterations
 from convexlift.solvers.anderson import EVERY, LEAST, Past
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.pdhg import RestartedPDHG
@@ -81,7 +81,7 @@ def test_fewer_iterations(monkeypatch):
     stop = cl.StopWhen(gap=1e-8, max_iterations=2000)
     fast = cl.solve(scan(), stop=stop)
     assert fast.status[0] is cl.Status.CONVERGED
-    monkeypatch.setattr(iterations, "MEMORABLE", 0)
+    monkeypatch.setattr(extrapolated_iterations, "MEMORABLE", 0)
     slow = cl.solve(scan(), stop=stop)
     assert int(fast.iterations) < 0.75 * int(slow.iterations), (fast.iterations, slow.iterations)
 
@@ -99,7 +99,7 @@ def test_linear_programs_are_extrapolated_too(monkeypatch):
     )
     stop = cl.StopWhen(gap=1e-4, max_iterations=1000)
     with_them = cl.solve(stated, stop=stop)
-    monkeypatch.setattr(iterations, "MEMORABLE", 0)
+    monkeypatch.setattr(extrapolated_iterations, "MEMORABLE", 0)
     without = cl.solve(stated, stop=stop)
     assert with_them.status == without.status == (cl.Status.CONVERGED,)
     assert 1.5 * int(with_them.iterations) <= int(without.iterations)

@@ -18,7 +18,7 @@ from convexlift.decisions import Decisions
 from convexlift.kernels import first_layer, rigorous_pass
 from convexlift.operators.convolution import BOUNDARIES
 from convexlift.operators.imaging import Diagonal
-from convexlift.problems import certificate, check_sums, minorant
+from convexlift.problems import certificate, check_sums, one_pass
 from convexlift.problems.certificate import judged
 from convexlift.problems.check_sums import CheckedData
 from convexlift.problems.claims import InBoth
@@ -45,7 +45,7 @@ OPERATORS = {
 
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch):
-    monkeypatch.setattr(minorant, "WORTHWHILE", 1)
+    monkeypatch.setattr(one_pass, "WORTHWHILE", 1)
     monkeypatch.setattr(first_layer, "FEW", 0)  # kernels that other tests compile, too
     if not ON_GPU:
         monkeypatch.setattr(first_layer, "compiled", HostKernel)
@@ -185,7 +185,7 @@ def test_what_it_does_not_take(monkeypatch):
         assert CheckedData.of(stated(box=box)[0], x) is None
     (evaluation, _), _ = judged(InBoth(problem), x, duals, 1e-3, True)
     assert evaluation is not None  # its prediction is read
-    monkeypatch.setattr(minorant, "WORTHWHILE", 10**9)
+    monkeypatch.setattr(one_pass, "WORTHWHILE", 10**9)
     assert check_sums.check_sums(problem, x, duals) is None
     monkeypatch.setattr(rigorous_pass, "data_kernel", lambda *_: None)
     assert CheckedData.of(problem, x) is None

@@ -13,10 +13,11 @@ from marks import slow
 
 import convexlift as cl
 from convexlift.kernels import first_layer
-from convexlift.problems import minorant
+from convexlift.problems import one_pass
 from convexlift.problems.certificate import judge
 from convexlift.problems.fused_pass import FusedPass
 from convexlift.problems.lifting import lift
+from convexlift.problems.one_pass import regularizer_at
 from convexlift.solvers.primal_dual import lifted_start
 from convexlift.tensors import Blocks
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(not ON_GPU and COMPILER is None, reason="needs g
 
 @pytest.fixture(autouse=True, params=[0, slow(10**6)])
 def _compiled(request, monkeypatch):
-    monkeypatch.setattr(minorant, "WORTHWHILE", 1)
+    monkeypatch.setattr(one_pass, "WORTHWHILE", 1)
     monkeypatch.setattr(first_layer, "FEW", request.param)
     if not ON_GPU:
         monkeypatch.setattr(first_layer, "compiled", HostKernel)
@@ -58,7 +59,12 @@ def test_as_the_plain_computation(name):
         assert FusedPass.of(exact.network, x.double(), torch.float64, t.double(), pool) is None
         doubled = Blocks({name: part.double() for name, part in duals.items()})
         expected, exact_bounds = judge(exact, x.double(), doubled)
+        value, last = regularizer_at(stated.network, x)  # without v
     near = {"rtol": 3e-5, "atol": 0.0}
+    torch.testing.assert_close(value.double(), expected.regularizer, **near)
+    if pool:
+        assert last is not None
+        torch.testing.assert_close(last.double(), expected.last, rtol=3e-5, atol=1e-5)
     torch.testing.assert_close(found.objective, expected.objective, **near)
     torch.testing.assert_close(found.regularizer, expected.regularizer, **near)
     torch.testing.assert_close(bounds.everywhere.gap, exact_bounds.everywhere.gap, **near)
@@ -96,7 +102,7 @@ def test_the_tangent_is_the_plain_one(name):
         x = stated.initial_image()
         a = exact.network.hidden(x.double()).a[0]
         expected = exact.network.tangent(0.4, x.double(), [a]).p[0]
-        found = minorant.OnePass(stated.network, None).tangent(0.4, x)
+        found = one_pass.OnePass(stated.network, None).tangent(0.4, x)
     assert found.dtype == torch.float32
     ramp = layer.activation.ramp
     far = ((a - ramp.left).abs() > 1e-5) | bool(ramp.width > 0)

@@ -12,8 +12,9 @@ from training_runs import crops
 
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, NoiseGuide, ridge
-from convexlift.problems.minorant import OnePass
+from convexlift.problems.one_pass import OnePass
 from convexlift.proof_checker import activation
+from convexlift.solvers import extrapolated_iterations
 from convexlift.solvers import iterations as tiled_iterations
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import (
@@ -183,12 +184,12 @@ def test_strips_and_the_one_pass_certificate_give_the_same(own, monkeypatch):
         problem = replace(problem, regularizer=net, noise=noise)
         assert problem.regularizer.output.shape == (2, 4, 1, 1)
     stop = cl.StopWhen(gap=0, max_iterations=20)
-    monkeypatch.setattr(tiled_iterations, "MEMORABLE", 0)  # strips are not extrapolated
+    monkeypatch.setattr(extrapolated_iterations, "MEMORABLE", 0)  # strips are not extrapolated
     plain = cl.solve(problem, stop=stop)
     monkeypatch.setattr(tiled_iterations, "WORTHWHILE", 1)
     monkeypatch.setattr(tiled_iterations, "STRIP", 4 * 12 * 16)
-    monkeypatch.setattr("convexlift.problems.minorant.WORTHWHILE", 1)
-    monkeypatch.setattr("convexlift.problems.minorant.CHUNK", 2 * 12 * 16)
+    monkeypatch.setattr("convexlift.problems.one_pass.WORTHWHILE", 1)
+    monkeypatch.setattr("convexlift.problems.one_pass.CHUNK", 2 * 12 * 16)
     assert OnePass.of(problem.network) is not None
     tiled = cl.solve(problem, stop=stop)
     torch.testing.assert_close(tiled.x, plain.x, rtol=1e-8, atol=1e-10)

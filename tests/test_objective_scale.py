@@ -8,7 +8,7 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.networks import Convolution
-from convexlift.problems.lifting import BOX_DUAL
+from convexlift.problems.network_duals import BOX_DUAL
 from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.primal_dual import lifted_start
 

@@ -12,14 +12,13 @@ import convexlift as cl
 from convexlift.networks.bound_network import BoundNetwork
 from convexlift.problems import (
     claims,
-    minorant,
+    one_pass,
     packed_slopes,
     rigorous_regularizer,
     rigorous_strips,
-    variational,
 )
 from convexlift.problems.claims import InBoth, proved
-from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.network_duals import feasible_duals
 from convexlift.problems.packed_slopes import (
     CODES,
     STEPS,
@@ -151,7 +150,7 @@ def test_packed_dual_variables_prove_what_their_numbers_prove(part, in_strips, m
 
 def test_a_packed_start_is_the_tangent_rounded(monkeypatch):
     problem = denoising()
-    monkeypatch.setattr(minorant, "WORTHWHILE", 1)
+    monkeypatch.setattr(one_pass, "WORTHWHILE", 1)
     plain = PDHG().solver(problem).start(problem.initial_image())
     monkeypatch.setattr(iterations, "LARGE", 1)
     solver = PDHG().solver(problem)
@@ -223,9 +222,8 @@ def test_two_or_two_and_a_half_dual_variables_are_alive_at_most(
     dual = 4 * 32 * SIZE**2
     monkeypatch.setattr(iterations, "LARGE", 1)
     for module, name, value in (
-        (iterations, "STRIP", 1), (minorant, "WORTHWHILE", 1), (minorant, "STRIP", 1),
+        (iterations, "STRIP", 1), (one_pass, "WORTHWHILE", 1), (one_pass, "STRIP", 1),
         (packed_slopes, "CACHED", 2**15), (rigorous_strips, "CACHED", 1),
-        (variational, "PART", 1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     with Alive(dual // 2) as alive:

@@ -16,7 +16,7 @@ import convexlift as cl
 from convexlift.functionals import terms
 from convexlift.functionals.terms import EpigraphTerm, PooledEpigraphTerm, mean_multiplier
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
-from convexlift.problems.lifting import pooled_layers
+from convexlift.problems.pooled_layers import pooled_layers
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.primal_dual import lifted_start
 from convexlift.tensors import Blocks

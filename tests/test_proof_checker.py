@@ -82,7 +82,7 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
     # Not solved to the end, where v is 1 at counts of zero and has no room to move up.
     known = proof_files.evidence(problem, 100)
     duals = dict(known.duals)
-    backward = cl.problems.lifting.made_feasible(problem.network, 0.1, known.x, known.duals)
+    backward = cl.problems.network_duals.made_feasible(problem.network, 0.1, known.x, known.duals)
     v = problem.fidelity.clip_to_conjugate_domain(duals["v0"])
     g = operator.adjoint(v) + backward.c
     sensitivity = operator.adjoint(torch.ones_like(v))
@@ -96,7 +96,7 @@ def test_counts_behind_operators_with_one_sided_boxes(tmp_path, name):
     )
     # The bound for these v, from the mathematics.
     evaluation = problem.evaluate(known.x)
-    minorant = cl.problems.minorant.Minorant.of(problem.network, evaluation.layers, backward)
+    minorant = cl.problems.one_pass.Minorant.of(problem.network, evaluation.layers, backward)
     constant = 0.1 * evaluation.regularizer - (minorant.c * known.x).sum() - minorant.slack
     bound = float(constant - problem.fidelity.conjugate(v).sum())
     head["claims"][0] |= {"lower_bound": bound - 1e-9, "guarantee": "GLOBAL", "gap": 1.0}

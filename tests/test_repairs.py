@@ -13,7 +13,7 @@ import convexlift as cl
 from convexlift.phantoms import shepp_logan
 from convexlift.problems import certificate
 from convexlift.problems.certificate import judge
-from convexlift.problems.lifting import DATA_DUAL, feasible_duals, made_feasible
+from convexlift.problems.network_duals import DATA_DUAL, feasible_duals, made_feasible
 from convexlift.problems.repairs import repaired, tightened
 
 SIZE = 24

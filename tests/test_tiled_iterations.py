@@ -9,6 +9,7 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
+from convexlift.solvers import extrapolated_iterations
 from convexlift.solvers import iterations as tiled_iterations
 from convexlift.solvers.iterations import TiledIterations
 from convexlift.solvers.pdhg import RestartedPDHG
@@ -40,7 +41,7 @@ def one_layer(padding="reflect", activation="huber", fidelity="L2") -> cl.Variat
 
 def run(problem, iterations, monkeypatch, *, in_strips):
     monkeypatch.setattr(tiled_iterations, "WORTHWHILE", 1 if in_strips else 10**9)
-    monkeypatch.setattr(tiled_iterations, "MEMORABLE", 0)  # compared without extrapolations
+    monkeypatch.setattr(extrapolated_iterations, "MEMORABLE", 0)  # compared without extrapolations
     monkeypatch.setattr(tiled_iterations, "STRIP", 6 * SIZE * 17)  # not a divisor of the height
     solver = RestartedPDHG(problem, lift(problem))
     assert isinstance(solver.iterations, TiledIterations) == in_strips

@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import convexlift as cl
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
 from convexlift.operators import convolution
-from convexlift.problems import minorant as tiled_objective
+from convexlift.problems import one_pass as tiled_objective
 from convexlift.problems.certificate import judge
-from convexlift.problems.lifting import feasible_duals, fitting_duals, lift
-from convexlift.problems.minorant import OnePass
+from convexlift.problems.lifting import lift
+from convexlift.problems.network_duals import feasible_duals, fitting_duals
+from convexlift.problems.one_pass import OnePass, regularizer_at
 from convexlift.solvers.primal_dual import lifted_start
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.tensors import Blocks
@@ -93,6 +94,11 @@ def test_one_pass_gives_the_plain_objective_and_bounds(activation, padding, kind
         fast, bounds = judge(stated, x, duals)
         for name in ("objective", "regularizer", "data_term", "prediction", "last"):
             torch.testing.assert_close(getattr(fast, name), getattr(plain, name))
+        value, last = regularizer_at(stated.network, x)
+        torch.testing.assert_close(value, plain.regularizer)
+        if kind == "pooled":
+            torch.testing.assert_close(last, plain.last)
+        torch.testing.assert_close(stated.objective(x), plain.objective)
         for one, other in zip(fast.layers.z, plain.layers.z, strict=True):
             torch.testing.assert_close(one, other)
         for one, other in ((bounds.everywhere, expected.everywhere), (bounds.near, expected.near)):

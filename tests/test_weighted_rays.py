@@ -8,7 +8,7 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift import phantoms
-from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL
+from convexlift.problems.network_duals import BOX_DUAL, DATA_DUAL
 from convexlift.solvers.forecast import Forecast
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.spectral_steps import FourierCoupling

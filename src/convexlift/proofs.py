@@ -29,7 +29,7 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.parts import ProblemPart
 from convexlift.problems.claims import Claim, Guarantee
-from convexlift.problems.lifting import dual_names
+from convexlift.problems.network_duals import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.problems.weakly_convex import WeakClaim
 from convexlift.tensors import foreign_parts, is_own

@@ -222,6 +222,7 @@ __global__ void __launch_bounds__(THREADS) primal_step(
 // Sums of W h(a) and of t (h(a) + h*(s) - s a), for a = V x + bias, t = weight W and s t = p, the
 // nearest to v that is feasible; spill = V* p. Both sums of a tile are one after the other.
 // With POOL, `pooled` gets sums of h(a) instead, over PIXELS x POOL pixels, and the first sum is 0.
+// Without v, there is nothing but h(a).
 __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     const float* x_padded, const float* v, float* spill, double* totals, float* pooled,
     const float* filters, const float* bias, const float* outputs, const float* weights,
@@ -237,6 +238,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     load_taps(taps, filters, here);
     Window x, sums;
     start(x, sums, x_padded, here);
+    const bool whole = v != 0;
     double value = 0.0, slack = 0.0;
 #pragma unroll 1
     for (int channel = 0; channel < CHANNELS; channel++) {
@@ -244,8 +246,9 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
         Pixels a, made, output;
         EACH_PIXEL {
             a[p] = bias_of(bias, bias_apart, channel, p, here);
-            made[p] = here.holds(p) ? v[begin + here.at(channel, p)] : 0.0f;
-            output[p] = here.holds(p) ? multiplier(outputs, apart, channel, p, here) : 0.0f;
+            made[p] = whole && here.holds(p) ? v[begin + here.at(channel, p)] : 0.0f;
+            const bool weighted = here.holds(p) && (whole || !POOL);
+            output[p] = weighted ? multiplier(outputs, apart, channel, p, here) : 0.0f;
         }
         respond(a, x, f);
         float values = 0.0f, losses = 0.0f;
@@ -274,9 +277,9 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
             value += values;
         }
         slack += losses;
-        add_back(sums, made, f);
+        if (whole) add_back(sums, made, f);
     }
-    store_windows(sums, spill, here);
+    if (whole) store_windows(sums, spill, here);
     const double all_values = sum_of_threads(value, here);
     const double all_losses = sum_of_threads(slack, here);
     if (here.thread == 0) {

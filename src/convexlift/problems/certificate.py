@@ -43,8 +43,9 @@ from convexlift.problems.data_bound import (
     can_hold_everywhere,
 )
 from convexlift.problems.evaluation import Evaluation
-from convexlift.problems.lifting import DATA_DUAL, fitting_duals, made_feasible
-from convexlift.problems.minorant import Minorant, OnePass, minorant_at
+from convexlift.problems.minorant import minorant_at
+from convexlift.problems.network_duals import DATA_DUAL, fitting_duals, made_feasible
+from convexlift.problems.one_pass import Minorant, OnePass
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import repaired, tightened
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem

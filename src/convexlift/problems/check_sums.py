@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convexlift.kernels import first_layer, rigorous_pass
 from convexlift.kernels.availability import current
-from convexlift.problems.minorant import OnePass
+from convexlift.problems.one_pass import OnePass
 from convexlift.problems.rigorous_data import PixelData
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks

@@ -15,8 +15,8 @@ from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import can_hold_everywhere
-from convexlift.problems.lifting import feasible_duals
 from convexlift.problems.minorant import proving_duals
+from convexlift.problems.network_duals import feasible_duals
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.rigorous_data import RigorousData
@@ -308,7 +308,7 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
     signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     upwards = torch.where(signs > 0, math.inf, -math.inf).to(x.dtype)
     moved = double.bounds.project(torch.nextafter(x, upwards))
-    before, after = (objective_above(double, image.double()) for image in (x, moved))
+    before, after = (double.objective(image.double()) for image in (x, moved))
     return torch.where(after < math.inf, (after - before).abs() / before.abs(), 0.0)
 
 

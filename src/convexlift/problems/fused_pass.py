@@ -79,31 +79,44 @@ class FusedPass:
         The multipliers of the layer are the ``weight`` times W, here ``multipliers``; ``padded`` is
         x with its margins.
         """
-        batch, ramp, sides = len(v), self.ramp, self.filters.shape[-2:]
-        tile, (height, width), tiles = self.tile, self.size, self._tiles
-        around = [side + k - 1 for side, k in zip(tile, sides, strict=True)]
-        spill = padded.new_empty((batch, tiles, math.prod(around)))
-        totals = padded.new_empty((batch, tiles, 2), dtype=torch.float64)
-        c = padded.new_empty((batch, 1, height, width))
-        rows = tile[0] // first_layer.WARPS  # of a thread
+        around = [n + k - 1 for n, k in zip(self.tile, self.filters.shape[-2:], strict=True)]
+        spill = padded.new_empty((len(v), self._tiles, math.prod(around)))
+        value, slack = self._sums(weight, multipliers, padded, v, spill)
+        c = padded.new_empty((len(v), 1, *self.size))
+        with current(padded.device):
+            self.kernels[1](
+                grid=(self._tiles, len(v), 1), block=first_layer.BLOCK,
+                args=[spill, c, self.boundary, *self.size],
+            )  # fmt: skip
+        return value, slack, c
+
+    def value(self, multipliers: Tensor, padded: Tensor) -> Tensor:
+        """<W, h(a)> or means of h(a) over blocks."""
+        none = padded.new_empty(0)  # a null pointer
+        return self._sums(1.0, multipliers, padded, none, none)[0]
+
+    def _sums(
+        self, weight: Scalar, multipliers: Tensor, padded: Tensor, v: Tensor, spill: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Value and slack; ``spill`` receives V* p in tiles. No slack without v."""
+        batch, ramp, (height, width) = len(padded), self.ramp, self.size
+        totals = padded.new_empty((batch, self._tiles, 2), dtype=torch.float64)
+        rows = self.tile[0] // first_layer.WARPS  # of a thread
         blocks = (height // rows, len(self.filters), width // self.pool) if self.pool else (0,)
         sums = padded.new_empty((batch, *blocks))
         weights, multipliers, apart = self._multipliers(weight, multipliers, padded)
-        launch = {"grid": (tiles, batch, 1), "block": first_layer.BLOCK}
-        one_pass, gathered, _ = self.kernels
         with current(padded.device):
-            one_pass(
-                **launch,
+            self.kernels[0](
+                grid=(self._tiles, batch, 1), block=first_layer.BLOCK,
                 args=[padded.contiguous(), v.contiguous(), spill, totals, sums, self.filters,
                       self.bias, multipliers, weights,
                       ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset, *apart, *self.size],
             )  # fmt: skip
-            gathered(**launch, args=[spill, c, self.boundary, *self.size])
         value, slack = totals.sum(1).unbind(1)
         if self.pool:
             sums = sums.reshape(batch, height // self.pool, self.pool // rows, *blocks[1:])
             value = sums.sum(2).transpose(1, 2) / self.pool**2
-        return value, slack, c
+        return value, slack
 
     def tangent(self, weight: Scalar, multipliers: Tensor, padded: Tensor) -> Tensor:
         """t h'(a), without pooling."""

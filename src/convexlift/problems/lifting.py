@@ -22,7 +22,7 @@ The result is a saddle-point problem with named blocks,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -41,66 +41,11 @@ from convexlift.functionals.terms import (
     PooledEpigraphTerm,
     PrimalTerm,
 )
-from convexlift.networks.bound_network import IMAGE, BackwardPass, BoundNetwork
-from convexlift.networks.huber_mixture import Mixture
-from convexlift.operators.linear import Composition, Identity, LinearOperator
-from convexlift.problems.packed_slopes import feasible
+from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.problems.network_duals import BOX_DUAL, DATA_DUAL, dual_names, primal_name
+from convexlift.problems.pooled_layers import pooled_layers
 from convexlift.problems.variational import VariationalProblem
-from convexlift.tensors import Blocks, Scalar, Shape, TensorRecord, converted
-
-
-def primal_name(source: int) -> str:
-    """x for source 0, else z_1, z_2, ..."""
-    return "x" if source == 0 else f"z{source}"
-
-
-def dual_names(layer: int, layers: int) -> tuple[str, ...]:
-    """(v_{i,1}, v_{i,2}) for the layers with an epigraph, v_L for the last one."""
-    return (f"v{layer}",) if layer == layers else (f"v{layer},1", f"v{layer},2")
-
-
-DATA_DUAL = "v0"
-"""The dual block of a dualised fidelity."""
-BOX_DUAL = "vx"
-"""The dual block of a dualised box."""
-
-
-def made_feasible(
-    network: BoundNetwork, weight: Scalar, like: Tensor, duals: Blocks, *, to_image: bool = True
-) -> BackwardPass:
-    """The backward pass with p_i the nearest to v_{i,1} that has slopes in dom h_i*.
-
-    Dual variables may be packed (``packed_slopes``).
-    """
-    count = len(network.layers)
-
-    def clip(i: int, t: Tensor) -> Tensor:
-        return feasible(network.layers[i - 1].activation, duals[dual_names(i, count)[0]], t)
-
-    return network.backward(weight, like, clip, to_image=to_image)
-
-
-def feasible_duals(network: BoundNetwork, weight: Scalar, like: Tensor, duals: Blocks) -> Blocks:
-    """The dual variables p_i themselves, and the dual variable of the data, unchanged."""
-    count = len(network.layers)
-    feasible = made_feasible(network, weight, like, duals, to_image=False).p
-    parts = {dual_names(i, count)[0]: p for i, p in enumerate(feasible, start=1)}
-    if DATA_DUAL in duals:
-        parts[DATA_DUAL] = duals[DATA_DUAL]
-    return Blocks(parts)
-
-
-def fitting_duals(network: BoundNetwork, x: Tensor, duals: Blocks | None) -> Blocks | None:
-    """Dual variables if they have the shapes of this network's preactivations; else None."""
-    if duals is None:
-        return None
-    count, batch = len(network.layers), x.shape[0]
-    for i, layer in enumerate(network.layers, start=1):
-        part = duals.get(dual_names(i, count)[0])
-        channels, *others = layer.shape
-        if part is None or part.shape != (batch, layer.activation.group * channels, *others):
-            return None
-    return duals
+from convexlift.tensors import Blocks, Shape, TensorRecord, converted
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,54 +121,6 @@ class SaddlePointProblem(TensorRecord):
             steps = tuple(sigma.step(name, v[name]) for name in names)
             parts.update(zip(names, term.conjugate_prox(values, steps), strict=True))
         return Blocks(parts)
-
-
-@dataclass(frozen=True, eq=False)
-class Pooled:
-    """The map W P of layer ``user``, in its two parts: ``rest`` is W, ``pooling`` is P."""
-
-    user: int
-    rest: LinearOperator
-    pooling: LinearOperator
-
-
-def pooled_layers(network: BoundNetwork) -> dict[int, Pooled]:
-    """The layers, by number, that can be lifted after their pooling.
-
-    Such a layer treats its channels one by one and alike, is neither residual nor an addend of a
-    residual layer, and has one user, whose map begins with a pooling.
-    """
-    found = {}
-    for i, layer in enumerate(network.layers[:-1], start=1):
-        users = {j: user.operators[i] for j, user in enumerate(network.layers, start=1)
-                 if i in user.operators}  # fmt: skip
-        residual = layer.residual or network.layers[i].residual
-        of_channels = isinstance(layer.activation, Mixture)  # the mean is taken without channels
-        if layer.activation.group != 1 or of_channels or residual or len(users) != 1:
-            continue
-        ((user, operator),) = users.items()
-        first, *others = [step for step, _ in operator.steps(layer.shape)]
-        if first.pool_size > 1:
-            rest = tuple(reversed(others)) or (Identity(),)
-            found[i] = Pooled(user, Composition(rest), first)
-    return found
-
-
-def above_pooling(network: BoundNetwork) -> tuple[LinearOperator, BoundNetwork] | None:
-    """The pooling of the first layer, and the layers above it as a network of block means.
-
-    None if there is no such pooling, or if one of these layers reads the image.
-    """
-    pooled = pooled_layers(network).get(1)
-    above = network.layers[1:]
-    if pooled is None or any(IMAGE in layer.operators for layer in above):
-        return None
-    layers = tuple(
-        replace(layer, operators={j - 1: pooled.rest if j == 1 else operator
-                                  for j, operator in layer.operators.items()})
-        for layer in above
-    )  # fmt: skip
-    return pooled.pooling, BoundNetwork(layers, network.output)
 
 
 def lift(

@@ -24,7 +24,7 @@ from torch import Tensor
 from convexlift.decisions import decided
 from convexlift.networks.bound_network import IMAGE, BackwardPass
 from convexlift.problems.evaluation import Evaluation
-from convexlift.problems.lifting import DATA_DUAL, dual_names, made_feasible
+from convexlift.problems.network_duals import DATA_DUAL, dual_names, made_feasible
 from convexlift.problems.packed_slopes import feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, converted, expand_per_image, sum_per_image

@@ -27,7 +27,7 @@ from convexlift.functionals.fidelity import Fidelity, by_rows
 from convexlift.functionals.terms import Box
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.data_bound import MIXTURES, Scopes, best_of, levels
-from convexlift.problems.lifting import DATA_DUAL
+from convexlift.problems.network_duals import DATA_DUAL
 from convexlift.problems.packed_slopes import Duals
 from convexlift.problems.rigorous_data import RigorousData
 from convexlift.problems.rigorous_regularizer import RoundedMinorant, minorant_below

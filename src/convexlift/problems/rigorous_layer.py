@@ -25,8 +25,8 @@ from torch import Tensor
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.fused_pass import POOLS
-from convexlift.problems.lifting import above_pooling
 from convexlift.problems.packed_slopes import Dual
+from convexlift.problems.pooled_layers import above_pooling
 from convexlift.problems.rigorous_kernels import KernelSums
 from convexlift.problems.rigorous_strips import StripSums
 from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums

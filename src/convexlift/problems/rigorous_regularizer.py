@@ -23,7 +23,7 @@ from torch import Tensor
 from convexlift.decisions import decided
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
-from convexlift.problems.lifting import dual_names
+from convexlift.problems.network_duals import dual_names
 from convexlift.problems.packed_slopes import Dual, Duals
 from convexlift.problems.rigorous_layer import RigorousLayer
 from convexlift.problems.rounding import (

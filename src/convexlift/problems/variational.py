@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -24,9 +24,9 @@ from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.guesses import images_from_data, picture_for_guide
+from convexlift.problems.one_pass import regularizer_at
 from convexlift.problems.upward import upward
 from convexlift.problems.weights import checked_weight
-from convexlift.strips import at_once
 from convexlift.tensors import (
     Scalar,
     Shape,
@@ -38,8 +38,6 @@ from convexlift.tf32 import full_precision
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""
-PART = 2**19
-"""Numbers of a layer that an objective computes at once on a CPU, a few channels at a time."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -221,9 +219,7 @@ class VariationalProblem(Described, TensorRecord):
             return here.objective(x.cpu())
         _check_shape(self, x, "x")
         with torch.no_grad(), full_precision():
-            some = at_once(PART, x.device)
-            parts = (part.value(part.forward(x).z[-1]) for _, part in self.network.in_parts(some))
-            return self.evaluation(x, reduce(torch.add, parts)).objective
+            return self.evaluation(x, regularizer_at(self.network, x)[0]).objective
 
     def subgradient(self, evaluation: Evaluation, *, data_term: bool = True) -> Tensor:
         """A subgradient of the objective (without the box) at the evaluated images.

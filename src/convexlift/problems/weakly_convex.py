@@ -38,7 +38,7 @@ from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.banded_norms import Level, factored_bound
 from convexlift.problems.claims import Claim, Guarantee, in_double, objective_above, relative_gap
 from convexlift.problems.filter_norms import largest_eigenvalue
-from convexlift.problems.lifting import DATA_DUAL, feasible_duals
+from convexlift.problems.network_duals import DATA_DUAL, feasible_duals
 from convexlift.problems.rigorous_regularizer import minorant_below
 from convexlift.problems.rounding import (
     Rounded,

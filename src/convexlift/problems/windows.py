@@ -25,7 +25,7 @@ from convexlift.networks.adaptive import ConditionedNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.problems.claims import data_term_above, in_double
-from convexlift.problems.lifting import dual_names
+from convexlift.problems.network_duals import dual_names
 from convexlift.problems.rigorous_bounds import infimum_below
 from convexlift.problems.rigorous_regularizer import minorant_below, regularizer_above
 from convexlift.problems.rounding import Rounded

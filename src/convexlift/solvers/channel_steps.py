@@ -20,7 +20,8 @@ from torch import Tensor
 from convexlift.networks.bound_network import IMAGE
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.lifting import SaddlePointProblem, dual_names
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.problems.network_duals import dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.method import Choice
 from convexlift.solvers.scaled_steps import ScaledCoupling

@@ -16,7 +16,7 @@ from torch import Tensor
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks import bound_network
 from convexlift.networks.bound_network import Apply, BoundNetwork
-from convexlift.problems.lifting import DATA_DUAL, dual_names
+from convexlift.problems.network_duals import DATA_DUAL, dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, TensorRecord, sum_per_image
 

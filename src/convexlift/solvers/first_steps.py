@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from convexlift.functionals.terms import LastLayerTerm
-from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.problems.network_duals import BOX_DUAL, DATA_DUAL
 from convexlift.problems.packed_slopes import CODES, squares
 from convexlift.solvers.coupling import Coupling
 from convexlift.tensors import Blocks

@@ -22,12 +22,12 @@ from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.compiled_restarts import CompiledGroup
 from convexlift.solvers.copies import clone_blocks, copy_all, copy_blocks
 from convexlift.solvers.coupling import Coupling
+from convexlift.solvers.extrapolated_iterations import ExtrapolatedIterations
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
 from convexlift.solvers.fused_layers import RestOfProblem
 from convexlift.solvers.fused_restarts import Group, Groups
 from convexlift.solvers.iterations import (
     Displacement,
-    ExtrapolatedIterations,
     Iterations,
     RestartState,
     TiledIterations,

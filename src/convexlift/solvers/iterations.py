@@ -8,7 +8,6 @@ computes. Three implementations agree up to rounding: ``Iterations`` itself, on 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,10 +35,6 @@ from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 STRIP = 2**19
 """Numbers of v in a strip on a CPU (2 MB)."""
-MEMORABLE = 2**20
-"""The most variables of an image that are extrapolated, from eleven arrays of that size."""
-SAMPLE = 2**14
-"""About as many entries of a residual determine the coefficients; they are an odd number apart."""
 WORTHWHILE = 2**17
 """Size of v below which strips are not worthwhile."""
 LARGE = 2**24
@@ -173,43 +168,6 @@ class Iterations:
             state, u=self.u, v=self.v, w_u=self.w_u, w_v=self.w_v,
             anchor_u=self.anchor_u, anchor_v=self.anchor_v,
         )  # fmt: skip
-
-
-class ExtrapolatedIterations(Iterations):
-    """Iterations on whole tensors, relaxed and extrapolated (``anderson``)."""
-
-    name = "extrapolated"
-    advantage = "few enough variables to keep those of the last iterations"
-
-    def __init__(self, saddle: SaddlePointProblem, coupling: Coupling) -> None:
-        super().__init__(saddle, coupling)
-        shapes = {**saddle.K.shapes, **saddle.K.row_shapes()}
-        count = sum(map(math.prod, shapes.values()))
-        if count > MEMORABLE:
-            raise DoesNotApply(f"{count} variables are too many to keep those of many iterations")
-
-    def load(self, state: RestartState, active: Tensor) -> None:
-        """With the past."""
-        super().load(state, active)
-        self.past = Past.none(len(self.w_u["x"])) if state.past is None else state.past
-
-    def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """As in ``Iterations``, with an extrapolation after every few relaxed iterations."""
-        relaxed = torch.from_numpy((mix[1] != 0) & (mix[2] == 0))
-        for k in range(mix.shape[1]):
-            super().iterate(tau, sigma, mix[:, k : k + 1], measure=measure)
-            if not bool(relaxed[k].any()):
-                self.past = Past.none(len(relaxed[k]))
-                continue
-            du, dv = self.u - self.old_u, self.v - self.old_v
-            r = self.coupling.whitened(du, dv, tau, sigma)
-            sample = r[:, :: r.shape[1] // SAMPLE | 1].clone()
-            ahead = self.w_u, self.w_v
-            (self.w_u, self.w_v), self.past = self.past.next(sample, ahead, relaxed[k])
-
-    def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
-        """The state with its past."""
-        return replace(super().store(state, tau, sigma), past=self.past)
 
 
 class TiledIterations(Iterations):

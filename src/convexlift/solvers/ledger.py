@@ -15,7 +15,7 @@ from convexlift.problems.claims import Claim, Guarantee, last_digit, stated, unp
 from convexlift.problems.data_bound import Scopes
 from convexlift.problems.domains import moved_inside, places_inside
 from convexlift.problems.evaluation import Evaluation
-from convexlift.problems.lifting import feasible_duals
+from convexlift.problems.network_duals import feasible_duals
 from convexlift.problems.variational import VariationalProblem
 from convexlift.proofs import Proof
 from convexlift.solvers.best import Best, Mask, Numbers, chosen

@@ -146,7 +146,7 @@ def _saturated(problem: VariationalProblem) -> bool:
     head = SaturatedHead.of(problem)
     if head is None:
         return False
-    return bool(head.holds(problem.network.hidden(problem.initial_image()).a[-1]).all())
+    return bool(head.holds(problem.initial_image()).all())
 
 
 def _may_stall(problem: VariationalProblem, method: Method) -> bool:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.lifting import DATA_DUAL, SaddlePointProblem, lift
+from convexlift.problems.lifting import SaddlePointProblem, lift
+from convexlift.problems.network_duals import DATA_DUAL
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import SAFETY
 from convexlift.solvers.method import Choice, DoesNotApply

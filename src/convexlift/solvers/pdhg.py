@@ -19,16 +19,18 @@ import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import kernel_errors
-from convexlift.problems.claims import InBoth, InSinglePrecision, in_double
-from convexlift.problems.lifting import BOX_DUAL, Lift, SaddlePointProblem, lift
+from convexlift.problems.claims import InSinglePrecision, in_double
+from convexlift.problems.lifting import Lift, SaddlePointProblem, lift
+from convexlift.problems.network_duals import BOX_DUAL
 from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.attempts import ATTEMPTS, attempted, candidates
 from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
+from convexlift.solvers.extrapolated_iterations import ExtrapolatedIterations
 from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.fused_iterations import FusedIterations, fastest_iterations
-from convexlift.solvers.iterations import ExtrapolatedIterations, Iterations, RestartState
+from convexlift.solvers.iterations import Iterations, RestartState
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
 from convexlift.solvers.primal_dual import (
@@ -50,7 +52,7 @@ from convexlift.solvers.restart_rules import (
     only_recent,
     rebalance,
 )
-from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG
+from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG, started
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays
 from convexlift.tensors import Blocks, choose_images
@@ -391,19 +393,3 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         after = replace(state, tau=tau.to(home), sigma=sigma.to(home), memory=memory)
         after = running.store(after, tau, sigma)
         return after if running.skips else choose_images(active, after, state)
-
-
-def started(
-    both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
-) -> tuple[tuple[Blocks, Blocks, Blocks, Blocks, float | Tensor], tuple[Tensor, ...]]:
-    """u, v, tau, sigma and ``dual_weight`` of a start, and its number if ``headless``."""
-    problem, x = both.problem, both.problem.initial_image()
-    numbers: tuple[Tensor, ...] = ()
-    if headless and (head := SaturatedHead.of(problem)) is not None:
-        numbers = (problem.network.saturated(problem.network.hidden(x).a[-1]),)
-        problem = head.problem
-    saddle = lifted(problem)
-    coupling = coupling.about(saddle)
-    u, v = lifted_start(problem, saddle, x)
-    sigma = first_sigma(saddle, coupling, u, v)
-    return (u, v, coupling.tau(sigma), sigma, coupling.dual_weight), numbers

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from convexlift.functionals.terms import Box, LastLayerTerm, PooledEpigraphTerm
-from convexlift.problems.lifting import (
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.problems.network_duals import (
     BOX_DUAL,
     DATA_DUAL,
-    SaddlePointProblem,
     dual_names,
     feasible_duals,
     fitting_duals,
     made_feasible,
     primal_name,
 )
-from convexlift.problems.minorant import OnePass
+from convexlift.problems.one_pass import OnePass
 from convexlift.problems.packed_slopes import CODES, feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import Coupling

@@ -16,7 +16,7 @@ from convexlift.functionals.data_terms import SquaredL2, WeightedL2
 from convexlift.functionals.fidelity import Anchored, Fidelity
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.lifting import DATA_DUAL
+from convexlift.problems.network_duals import DATA_DUAL
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Blocks, Shape
 

@@ -22,11 +22,16 @@ import torch
 from torch import Tensor
 
 from convexlift.networks.bound_network import BoundNetwork
-from convexlift.problems.lifting import dual_names, fitting_duals
+from convexlift.problems.claims import InBoth
+from convexlift.problems.lifting import Lift
+from convexlift.problems.network_duals import dual_names, fitting_duals
+from convexlift.problems.one_pass import regularizer_at
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.coupling import Coupling
+from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
-from convexlift.solvers.primal_dual import PDHGSolver
+from convexlift.solvers.primal_dual import PDHGSolver, lifted_start
 from convexlift.solvers.replays import Pending, Replays
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
@@ -63,9 +68,11 @@ class SaturatedHead:
         smaller = problem.with_network(BoundNetwork(tuple(below), t))
         return SaturatedHead(smaller, problem.weight * on, network)
 
-    def holds(self, last: Tensor) -> Tensor:
-        """Whether all units of the last layer are on, from its preactivations; (B,), on the CPU."""
-        return self._network.saturated(last).cpu()
+    def holds(self, x: Tensor) -> Tensor:
+        """Whether all units of the last layer are on at some images, (B,)."""
+        _, last = regularizer_at(self._network, x)
+        assert last is not None  # large only for one layer, which has no head
+        return self._network.saturated(last)
 
     def duals(self, v: Blocks) -> Blocks:
         """The dual variables of the full problem, from the ones without the last layer."""
@@ -155,7 +162,7 @@ class SaturatedPDHG(Solver[SaturatedState]):
 
     def start(self, x: Tensor, duals: Blocks | None = None) -> SaturatedState:
         """Find the images with all units on at x; ``duals`` belong to the full problem."""
-        holds = self.head.holds(self.problem.network.hidden(x).a[-1])
+        holds = self.head.holds(x).cpu()
         below = None if duals is None else self.head.duals_without(duals)
         without = self.without.start(x, below) if bool(holds.any()) else None
         full = None if bool(holds.all()) else self.full.start(x, duals)
@@ -263,3 +270,18 @@ def _continued(
         return fresh
     chosen: RestartState = choose_images(images, resumed, fresh)
     return chosen
+
+
+def started(
+    both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
+) -> tuple[tuple[Blocks, Blocks, Blocks, Blocks, float | Tensor], tuple[Tensor, ...]]:
+    """u, v, tau, sigma and ``dual_weight`` of a start, and its number if ``headless``."""
+    problem, x = both.problem, both.problem.initial_image()
+    numbers: tuple[Tensor, ...] = ()
+    if headless and (head := SaturatedHead.of(problem)) is not None:
+        numbers, problem = (head.holds(x),), head.problem
+    saddle = lifted(problem)
+    coupling = coupling.about(saddle)
+    u, v = lifted_start(problem, saddle, x)
+    sigma = first_sigma(saddle, coupling, u, v)
+    return (u, v, coupling.tau(sigma), sigma, coupling.dual_weight), numbers

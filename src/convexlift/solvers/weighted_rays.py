@@ -25,7 +25,8 @@ from torch import Tensor
 from convexlift.operators.convolution import SpectralFilter
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import LinearOperator, lanczos_norm
-from convexlift.problems.lifting import BOX_DUAL, DATA_DUAL, SaddlePointProblem, dual_names
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.problems.network_duals import BOX_DUAL, DATA_DUAL, dual_names
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.matrix_steps import data_factors
 from convexlift.solvers.method import Choice
