@@ -26,7 +26,7 @@ from convexlift.problems.data_bound import Slack, bound_data
 from convexlift.problems.lifting import lift
 from convexlift.solvers.kinds import kind_of
 from convexlift.solvers.primal_dual import lifted_start
-from convexlift.solvers.replays import Rehearsal
+from convexlift.solvers.rehearsal import Rehearsal
 from convexlift.tensors import Blocks
 
 ON_GPU = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""The claim that is launched with the check which is expected to be the last one."""
+"""What is launched before it is asked for: the first call, and the claim of the last check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import convexlift as cl
 from convexlift.problems.claims import InBoth
 from convexlift.solvers.confirmations import claimed
 from convexlift.solvers.forecast import Forecast
-from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 from convexlift.solvers.replays import Replays
 
 STOP = cl.StopWhen(gap=1e-3)
@@ -87,3 +87,32 @@ def test_better_images_are_those_of_the_claim():
     assert problem.objective(found)[1] < problem.objective(x)[1]
     torch.testing.assert_close(found, solved.x, rtol=0, atol=1e-4)
     torch.testing.assert_close(numbers[0], solved.objective, rtol=1e-6, atol=0)
+
+
+def test_the_first_call_comes_before_the_solver_is_made(launches, monkeypatch):
+    """From the second solve of a kind on; and once, whatever it is called with."""
+    problem = stated(batch=1)
+    expected = ordinary(problem, monkeypatch, stop=STOP)
+    made = PDHG.solver
+    monkeypatch.setattr(
+        PDHG, "solver", lambda *given: launches.append(("make", "solver")) or made(*given)
+    )
+    for first in ("make", "launch", "launch"):
+        launches.clear()
+        assert_same(cl.solve(problem, stop=STOP), expected)
+        assert launches[0][0] == first
+        assert launches.count(("launch", "started")) == 1
+
+
+def test_a_first_call_in_vain_is_not_made_again(launches, monkeypatch):
+    problem = stated(batch=1)
+    expected = ordinary(problem, monkeypatch, method=cl.LBFGS())
+    cl.solve(problem)
+    for count in (1, 0):
+        launches.clear()
+        assert_same(cl.solve(problem, method=cl.LBFGS()), expected)
+        assert launches.count(("launch", "started")) == count
+    launches.clear()
+    start = problem.initial_image()
+    cl.solve(problem, start=start)
+    assert launches.count(("launch", "started")) == 0

@@ -234,7 +234,7 @@ def test_decisions_belong_to_a_thread():
 
 
 def test_a_rehearsal_does_not_import_the_compiler():
-    lines = ["import sys, torch", "from convexlift.solvers.replays import Rehearsal",
+    lines = ["import sys, torch", "from convexlift.solvers.rehearsal import Rehearsal",
              "x = torch.ones(3)", "with Rehearsal([x]): x + 1",
              "assert 'torch._dynamo' not in sys.modules"]  # fmt: skip
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

@@ -49,7 +49,10 @@ def run(
         _require_gradient(problem)
     problem = problem.detach()
     with torch.no_grad(), full_precision():
-        solver, replays = method.solver(problem), Replays(InBoth(problem))
+        replays = Replays(InBoth(problem))
+        if start is None:
+            replays.open()
+        solver = method.solver(problem)
         # Only the ledger references the first state, which is large, so that it can be freed.
         first = _first_state(replays, solver, start)
         ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)

@@ -235,7 +235,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         too_large = self.iterations.packs(self.problem.fidelity.y)
         if self._lifted is None or not calls.replays or too_large:
             return None
-        pending = calls.launched(started, self._lifted, self.coupling.about(None), headless)
+        pending = calls.first(started, self._lifted, self.coupling.about(None), headless)
         return self.started(pending.found), pending
 
     def started(self, found: Any) -> RestartState:

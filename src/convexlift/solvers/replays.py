@@ -22,14 +22,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
 from convexlift.solvers.copies import Mailbox, clones, copy_all
 from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
+from convexlift.solvers.rehearsal import Rehearsal
 from convexlift.tensors import unrepeated
 
 Function = Callable[..., tuple[Any, Sequence[Tensor]]]
@@ -122,6 +121,7 @@ class Replays:
 
     def __init__(self, both: InBoth) -> None:
         self.both, self._workshop, self._filled = both, None, False
+        self._opened: tuple[tuple[Any, ...], Pending] | None = None
         self._device = both.problem.fidelity.y.device
         self._room = 0 if GRAPHS is None else GRAPHS.room(self._device)
         if GRAPHS is None or not self._room:
@@ -134,6 +134,30 @@ class Replays:
                  torch.are_deterministic_algorithms_enabled())  # fmt: skip
         self._kind = words, modes, GRAPHS.stream(self._device)
         self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
+
+    def open(self) -> None:
+        """Launch what the last solve of this kind began with: so a GPU works at once."""
+        if self._workshop is not None and self.replays and self._workshop.opening is not None:
+            function, given = self._workshop.opening
+            if (name := self._named(function, given)) is not None:
+                self._opened = name, self.launched(function, *given)
+
+    def first(self, function: Function, *given: Any) -> Pending:
+        """As ``launched``, for the first call of a solve: it may have been launched already."""
+        (opened, self._opened), name = (self._opened, None), self._named(function, given)
+        if opened is not None and opened[0] == name:
+            return opened[1]
+        if self._workshop is not None:
+            self._workshop.opening = None if name is None else (function, given)
+        return self.launched(function, *given)
+
+    def _named(self, function: Function, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """What tells calls apart that are given no tensors; None for others."""
+        with contextlib.suppress(Unfit):
+            words, tensors = kind_of(given, self._device)
+            if not tensors:
+                return function, words
+        return None
 
     def __call__(self, function: Function, *given: Any) -> Outcome:
         """Compute, capture or replay."""
@@ -155,6 +179,8 @@ class Replays:
     def release(self) -> None:
         """Leave the copies and graphs to later problems; later calls are ordinary ones."""
         if self._workshop is not None:
+            if self._opened is not None:  # in vain
+                self._workshop.opening = None
             IDLE.put(self._kind, self._workshop, self._room // KEPT)
         self._workshop = None
 
@@ -239,9 +265,14 @@ class Replays:
 
 
 class Workshop:
-    """Copies of the tensors of a problem, and the recordings that read them."""
+    """Copies of the tensors of a problem, and the recordings that read them.
+
+    Attributes:
+        opening: the first call of the last solve, a function and what it is given: no tensors.
+    """
 
     def __init__(self) -> None:
+        self.opening: tuple[Function, tuple[Any, ...]] | None = None
         self.problem: Copies | None = None
         self.recordings: dict[Hashable, Recording] = {}
 
@@ -337,49 +368,6 @@ class Recording:
             return results, found[:end].reshape(count, -1).unbind() if count else ()
 
         return Pending(results, waited)
-
-
-class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operations on known tensors and on results of others, none of which the host waits for."""
-
-    def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._device = known[0].device
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: otherwise torch's compiler is imported, for seconds, to be told to keep out."""
-        return False
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operation, or raise Unfit."""
-        # Numbers on the CPU are constants, of the kind of the call.
-        given = [each for each in _tensors((args, kwargs)) if each.device == self._device]
-        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-        if given and tags & set(function.tags):
-            raise Unfit(f"{function} needs the host")
-        if any(_address(each) not in self._known for each in given if each.ndim or each.is_cuda):
-            raise Unfit(f"{function} reads a tensor from outside")
-        results = function(*args, **(kwargs or {}))
-        if function in MOVES and len({each.device for each in _tensors((args, results))}) > 1:
-            raise Unfit(f"{function} moves numbers between devices")
-        self._known.update(map(_address, _tensors(results)))
-        return results
-
-
-MOVES = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
-"""Operations between devices."""
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor) and each.numel()]
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:
