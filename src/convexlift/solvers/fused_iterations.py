@@ -332,6 +332,11 @@ class FusedIterations(Iterations):
                     part.copy_(torch.where(here, new[name], part))
         self._anchor_u, self._anchor_v = clone_blocks(b.anchor_u, b.anchor_v)
 
+    def duals(self) -> Blocks:
+        """A copy."""
+        (v,) = clone_blocks(self._held.v)
+        return v
+
     def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """A state of copies, since the buffers will be overwritten."""
         b, self._steps = self._held, (tau, sigma)

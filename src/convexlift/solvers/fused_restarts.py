@@ -169,10 +169,11 @@ class Group:
 
     def load(self, state: RestartState, coupling: Coupling) -> None:
         """Everything but w, anchors and counters."""
-        copy_blocks(
-            (self.origin_u, self.origin_v, self.tau, self.sigma),
-            (state.origin_u, state.origin_v, state.tau, state.sigma),
-        )
+        pairs = [(self.tau, state.tau), (self.sigma, state.sigma)]
+        if state.origin_v is not self.origin_v:  # lent by this group
+            pairs += [(self.origin_u, state.origin_u), (self.origin_v, state.origin_v)]
+        held, given = zip(*pairs, strict=True)
+        copy_blocks(held, given)
         for v, row in self._coupling.weights.items():
             for name, norm in row.items():
                 torch.as_tensor(norm).fill_(coupling.weights[v][name])

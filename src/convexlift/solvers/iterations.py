@@ -161,6 +161,10 @@ class Iterations:
         self.anchor_u = choose_images(images, self.u, self.anchor_u)
         self.anchor_v = choose_images(images, self.v, self.anchor_v)
 
+    def duals(self) -> Blocks:
+        """The v of the last iteration, for somebody to keep."""
+        return self.v
+
     def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """The state with the current P(w), w and anchor, and its steps as ``iterate`` got them."""
         self.old_u = self.old_v = Blocks({})  # free them
