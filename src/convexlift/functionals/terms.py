@@ -246,11 +246,15 @@ class EpigraphTerm(DualTerm):
 
 @dataclass(frozen=True, eq=False)
 class LastLayerTerm(DualTerm):
-    """f_L(a) = <t, h(a + b)> with t = gamma w >= 0: the last layer, which is not lifted."""
+    """f_L(a) = <t, h(a + b)> with t = gamma w >= 0: the last layer, which is not lifted.
+
+    t is constant on each ``block`` of pixels with that side.
+    """
 
     activation: Activation
     bias: Tensor | None
     weights: Tensor
+    block: int = 1
 
     def conjugate_prox(self, v: Duals, sigma: Duals) -> Duals:
         """t times a slope of h at its proximal point."""

@@ -85,11 +85,13 @@ class BoundNetwork(TensorRecord):
     """A network on images of one shape: the form in which problems use it.
 
     ``output`` is W_L: one weight for each channel, (1, C, 1, 1), or one for each image, channel and
-    pixel, (B, C, H, W), where weights were read off the data.
+    pixel, (B, C, H, W), where weights were read off the data, or are the same in each ``block`` of
+    pixels with that side, since the layers above were left out.
     """
 
     layers: tuple[BoundLayer, ...]
     output: Tensor
+    block: int = 1
 
     @property
     def bounded_below(self) -> bool:

@@ -185,7 +185,7 @@ def lift(
                 f[-1] = (names, PooledEpigraphTerm(layer.activation, layer.bias, pooling.pool_size))
         else:
             weights = problem.weight * network.output
-            f.append((names, LastLayerTerm(layer.activation, layer.bias, weights)))
+            f.append((names, LastLayerTerm(layer.activation, layer.bias, weights, network.block)))
             if layer.residual:
                 g[primal_name(i - 1)] = LinearTerm(weights)
     for i, pool in pools.items():

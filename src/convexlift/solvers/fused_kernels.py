@@ -297,7 +297,7 @@ class FirstLayer:
             coarse, multipliers, tile = term.size, None, (term.size, term.size)
             compiled: dict[str, Any] | None = None
         else:
-            coarse, multipliers = _blockwise(term.weights, operator.input_shape[-2:])
+            coarse, multipliers = _blockwise(term, operator.input_shape[-2:])
             weight, bias = operator.weight, term.bias
             tile = first_layer.tile_for(operator.input_shape[-2:], images)
             biased = bias is not None and bias.numel() > len(weight)
@@ -381,19 +381,15 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _blockwise(t: Tensor, size: tuple[int, ...]) -> tuple[int, Tensor]:
+def _blockwise(term: LastLayerTerm, size: tuple[int, ...]) -> tuple[int, Tensor]:
     """The side of the blocks on which multipliers (B or 1, C, H, W) are constant, and their values.
 
     The side is 0 if they are constant everywhere, and 1 if they differ between pixels or images.
     Behind a pooling they are constant on blocks of ``max(TILE)`` pixels.
     """
+    t, side = term.weights, max(TILE)
     if len(t) == 1 and t.shape[-2:] == (1, 1):
         return 0, t.flatten()
-    height, width = size
-    whole, side = t.expand(-1, -1, height, width), max(TILE)
-    if len(t) == 1:
-        some = whole[..., ::side, ::side]
-        again = some.repeat_interleave(side, -2)[..., :height, :]
-        if torch.equal(again.repeat_interleave(side, -1)[..., :width], whole):
-            return side, some[0]
-    return 1, whole
+    if len(t) == 1 and term.block % side == 0:
+        return side, t[0, :, ::side, ::side]
+    return 1, t.expand(-1, -1, *size)

@@ -26,6 +26,7 @@ from convexlift.problems.claims import InBoth
 from convexlift.problems.lifting import Lift
 from convexlift.problems.network_duals import dual_names, fitting_duals
 from convexlift.problems.one_pass import regularizer_at
+from convexlift.problems.pooled_layers import pooled_layers
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
@@ -65,7 +66,9 @@ class SaturatedHead:
             return None
         on = (h.slopes[1] * network.output).expand(-1, *last.shape)
         t = last.operators[len(below)].adjoint(on)
-        smaller = problem.with_network(BoundNetwork(tuple(below), t))
+        pool = pooled_layers(network).get(len(below))
+        block = 1 if pool is None else pool.pooling.pool_size
+        smaller = problem.with_network(BoundNetwork(tuple(below), t, block))
         return SaturatedHead(smaller, problem.weight * on, network)
 
     def holds(self, x: Tensor) -> Tensor:
