@@ -305,9 +305,8 @@ class Blocks(Mapping[str, Tensor]):
 
 
 def _square(part: Tensor) -> Tensor:
-    """||part||^2 for each image; on a CPU, without storing the squares."""
-    large = part.ndim > 2 and part.device.type == "cpu"
-    rows = torch.linalg.vector_norm(part, dim=-1) if large else part
+    """||part||^2 for each image, without storing the squares."""
+    rows = torch.linalg.vector_norm(part, dim=-1) if part.ndim > 2 else part
     return sum_per_image(rows * rows)
 
 

@@ -316,23 +316,41 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) tangent(
     }
 }
 
+// Numbers that are together in memory: four if widths are multiples of 4 (ALIGNED), else one and zeros.
+#define TOGETHER (ALIGNED ? 4 : 1)
+
+__device__ __forceinline__ float4 together(const float* from)
+{
+    return ALIGNED ? *(const float4*)from : make_float4(*from, 0.0f, 0.0f, 0.0f);
+}
+
+__device__ __forceinline__ float squared_distance(float4 a, float4 b)
+{
+    const float x = a.x - b.x, y = a.y - b.y, z = a.z - b.z, w = a.w - b.w;
+    return x * x + y * y + z * z + w * w;
+}
+
 // Restarts: anchor <- made, and sums of (made - origin)^2 and (made - anchor)^2 for the old anchor, over
 // `part` of the `size` numbers of an image.
 __global__ void __launch_bounds__(THREADS) moved_anchor(
-    const float* made, const float* origin, float* anchor, float* squares,
+    const float* __restrict__ made, const float* __restrict__ origin,
+    float* __restrict__ anchor, float* squares,
     const unsigned char* restarts, int size, int part)
 {
     const Place here(1, 1);
     if (!restarts[here.image]) return;
     const long long begin = (long long)here.image * size, first = (long long)blockIdx.x * part;
-    const long long end = first + part < size ? first + part : size;
+    const long long end = begin + (first + part < size ? first + part : size);
     double far = 0.0, near = 0.0;
-    for (long long k = first + here.thread; k < end; k += THREADS) {
-        const float v = made[begin + k];
-        const float whole = v - origin[begin + k], recent = v - anchor[begin + k];
-        far += whole * whole;
-        near += recent * recent;
-        anchor[begin + k] = v;
+#pragma unroll 4
+    for (long long k = begin + first + TOGETHER * here.thread; k < end; k += TOGETHER * THREADS) {
+        const float4 v = together(made + k);
+        far += squared_distance(v, together(origin + k));
+        near += squared_distance(v, together(anchor + k));
+        if (ALIGNED)
+            *(float4*)(anchor + k) = v;
+        else
+            anchor[k] = v.x;
     }
     const double all_far = sum_of_threads(far, here), all_near = sum_of_threads(near, here);
     if (here.thread == 0) {

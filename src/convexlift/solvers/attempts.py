@@ -61,7 +61,7 @@ def attempted(
 ) -> Blocks:
     """The dual variables after an attempt for these images."""
     duals, pixels = sum(part[0].numel() for part in state.v.values()), state.u["x"][0].numel()
-    sigma = running.steps(state)[1] * (pixels / (SHORTER * duals))
+    sigma = state.sigma * (pixels / (SHORTER * duals))
     tau = coupling.tau(sigma)
     k = np.arange(iterations, dtype=float)[:, None].repeat(len(images), 1)
     kept = (k + 1) / (k + 2)

@@ -14,10 +14,20 @@ from torch import Tensor
 from convexlift.tensors import Blocks
 
 
+LARGE = 2**24
+"""Bytes from which a launch costs less than what the copy of one tensor is faster (measured)."""
+
+
 def copy_all(held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """Copy the values of tensors into others of their shapes."""
-    if held:
-        torch._foreach_copy_(tuple(held), tuple(given))
+    small = []
+    for pair in zip(held, given, strict=True):
+        if pair[0].nbytes < LARGE:
+            small.append(pair)
+        else:
+            pair[0].copy_(pair[1])
+    if small:
+        torch._foreach_copy_(*map(tuple, zip(*small, strict=True)))
 
 
 def clones(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -80,6 +80,7 @@ class Machine:
         self.plain = Replayed(partial(_launch, *parts, 1, False))
         self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
         self.observed = Replayed(partial(_launch, *parts, 1, True))
+        self.several_observed = Replayed(partial(_launch, *parts, GRAPHED, True))
         self._groups: dict[object, Groups] = {}
 
     @property
@@ -105,14 +106,12 @@ class Machine:
         for first in range(0, len(table), ROWS):
             rows = table[first : first + ROWS]
             self.buffers.fill_table(rows)
-            last = first + ROWS >= len(table)
-            plain = len(rows) - last
-            for _ in range(plain // GRAPHED):
-                self.several()
-            for _ in range(plain % GRAPHED):
-                self.plain()
-            if last:
-                self.observed()
+            last, (groups, plain) = first + ROWS >= len(table), divmod(len(rows), GRAPHED)
+            for left in range(groups, 0, -1):
+                ends = last and left == 1 and not plain
+                self.several_observed() if ends else self.several()
+            for left in range(plain, 0, -1):
+                self.observed() if last and left == 1 else self.plain()
 
 
 def _launch(
@@ -288,13 +287,18 @@ class FusedIterations(Iterations):
         return machine
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
-        """One row of the table for each iteration; the last one is always observed."""
+        """One row of the table for each iteration; the last one is always observed.
+
+        The table is made where the steps are: on the device, nothing is waited for.
+        """
         assert self._machine is not None, "load comes first"
         self._holds = None
-        layer, (a, b, e) = self._layer, torch.from_numpy(mix)
+        layer, home = self._layer, sigma.device
+        a, b, e = torch.from_numpy(mix).to(home, torch.float32, non_blocking=True)
         steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
-        if self.skips:
-            steps = [step * self.active for step in steps]  # 0: the kernels skip the image
+        if self.skips:  # 0: the kernels skip the image
+            active = self.active.to(home, non_blocking=True)
+            steps = [step * active for step in steps]
         others = [] if self._rest is None else self._rest.steps(tau, sigma)
         columns = [*(s.expand_as(a) for s in steps), a, b, e, *(s.expand_as(a) for s in others)]
         with current(self._device):
