@@ -61,6 +61,17 @@ static void enter()
     swapcontext(&running->context, &scheduler);
 }
 
+inline float __shfl_xor_sync(unsigned, float number, int apart)
+{
+    static float numbers[64][32];
+    auto& of_warp = numbers[threadIdx.y];
+    of_warp[threadIdx.x] = number;
+    __syncwarp();
+    const float other = of_warp[threadIdx.x ^ apart];
+    __syncwarp();
+    return other;
+}
+
 // c += a b for the 16 x 8 and 8 x 8 numbers of the lanes of a warp, which read 11 bits of a factor.
 inline void multiply_on_host(float (&c)[4], const float (&a)[4], float b0, float b1)
 {

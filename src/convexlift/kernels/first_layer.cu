@@ -1,70 +1,11 @@
-// A convolutional layer and its adjoint in one pass over its dual variable, for images with one
-// channel: the sums of a certificate (see problems/minorant.py), the first dual variable, and what belongs
-// to iterations: the primal half and restarts. The dual half is in dual_step.cu, the rules of restarts in restart_rules.cu,
-// which follow this text.
+// What belongs to the iterations of a convolutional layer, for images with one channel, apart from the
+// dual half (dual_step.cu) and the rules of restarts (restart_rules.cu): the primal half, and new anchors.
 //
-// A thread holds PIXELS pixels of a column, one channel after the other, and two windows of the image
-// around them in registers: what V reads, and the sums that V* makes. A number of the dual variable
-// is read once. A warp is 32 columns wide, so that memory is read in whole lines whatever the width of
-// the image. In the end the windows of a tile are added in a fixed order: results do not depend on the
-// order in which threads run.
+// A thread holds PIXELS pixels of a column. A warp is 32 columns wide, so that memory is read in whole
+// lines whatever the width of the image. In the end the sums of a tile are added in a fixed order:
+// results do not depend on the order in which threads run.
 
-#define ROOM ((TAPS + 3) / 4)
 #define TINY 1e-37f
-
-// The taps of all filters, four at a time.
-__device__ __forceinline__ void load_taps(float4 (&taps)[CHANNELS * ROOM], const float* filters,
-                                          const Place& here)
-{
-    for (int k = here.thread; k < CHANNELS * ROOM * 4; k += THREADS) {
-        const int tap = k % (ROOM * 4);
-        (&taps[0].x)[k] = tap < TAPS ? filters[k / (ROOM * 4) * TAPS + tap] : 0.0f;
-    }
-    __syncthreads();
-}
-
-// x with its margins, and sums of zeros.
-__device__ __forceinline__ void start(Window& x, Window& sums, const float* padded,
-                                      const Place& here)
-{
-    const int rows = here.height + KERNEL_HEIGHT - 1, stride = here.width + KERNEL_WIDTH - 1;
-    const float* image = padded + (long long)here.image * rows * stride;
-#pragma unroll
-    for (int r = 0; r < WINDOW; r++)
-#pragma unroll
-        for (int s = 0; s < KERNEL_WIDTH; s++) {
-            const bool known = here.top + r < rows && here.column < here.width;
-            x[r][s] = known ? image[(here.top + r) * stride + here.column + s] : 0.0f;
-            sums[r][s] = 0.0f;
-        }
-}
-
-#define EACH_TAP(statement)                                             \
-    _Pragma("unroll") for (int four = 0; four < ROOM; four++)           \
-    {                                                                   \
-        const float4 some = taps[four];                                 \
-        const float each[4] = {some.x, some.y, some.z, some.w};         \
-        _Pragma("unroll") for (int k = 0; k < 4; k++)                   \
-            if (4 * four + k < TAPS) EACH_PIXEL                         \
-            {                                                           \
-                const float f = each[k];                                \
-                const int r = p + (4 * four + k) / KERNEL_WIDTH;        \
-                const int s = (4 * four + k) % KERNEL_WIDTH;            \
-                statement;                                              \
-            }                                                           \
-    }
-
-// a += V x in one channel
-__device__ __forceinline__ void respond(Pixels& a, const Window& x, const float4* taps)
-{
-    EACH_TAP(a[p] += f * x[r][s])
-}
-
-// sums += V* v in one channel
-__device__ __forceinline__ void add_back(Window& sums, const Pixels& v, const float4* taps)
-{
-    EACH_TAP(sums[r][s] += f * v[p])
-}
 
 // One number of a tile.
 __device__ __forceinline__ double sum_of_threads(double number, const Place& here)
@@ -79,20 +20,6 @@ __device__ __forceinline__ double sum_of_threads(double number, const Place& her
     const double total = numbers[0];
     __syncthreads();
     return total;
-}
-
-// Multipliers of a pixel: of its channel, of the pixel, or of a block of COARSE x COARSE pixels; those
-// of the next image are `apart`.
-__device__ __forceinline__ float multiplier(const float* multipliers, int apart, int channel, int p,
-                                            const Place& here)
-{
-    if (COARSE == 0) return multipliers[(long long)here.image * apart + channel];
-    if (!here.holds(p)) return 0.0f;
-    if (COARSE == 1) return multipliers[(long long)here.image * apart + here.at(channel, p)];
-    const int down = (here.height + COARSE - 1) / max(COARSE, 1);
-    const int across = (here.width + COARSE - 1) / max(COARSE, 1);
-    const int row = (here.top + p) / max(COARSE, 1), column = here.column / max(COARSE, 1);
-    return multipliers[(long long)here.image * apart + (channel * down + row) * across + column];
 }
 
 // The terms of V* w at a position of the padded image: the spill of the tile there and of those before
@@ -216,103 +143,6 @@ __global__ void __launch_bounds__(THREADS) primal_step(
     if (observed) {
         const double total = sum_of_threads(way, here);
         if (here.thread == 0) moved[here.tile()] = (float)total;
-    }
-}
-
-// Sums of W h(a) and of t (h(a) + h*(s) - s a), for a = V x + bias, t = weight W and s t = p, the
-// nearest to v that is feasible; spill = V* p. Both sums of a tile are one after the other.
-// With POOL, `pooled` gets sums of h(a) instead, over PIXELS x POOL pixels, and the first sum is 0.
-// Without v, there is nothing but h(a).
-__global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
-    const float* x_padded, const float* v, float* spill, double* totals, float* pooled,
-    const float* filters, const float* bias, const float* outputs, const float* weights,
-    double low_, double high_, double left_, double ramp_width_, double offset_,
-    int apart, int bias_apart, int height, int width)
-{
-    __shared__ float4 taps[CHANNELS * ROOM];
-    const Place here(height, width);
-    const float weight = weights[here.image], offset = offset_;
-    const float low = low_, rise_by = high_ - low_, left = left_, ramp_width = ramp_width_;
-    const float per_width = ramp_width > 0.0f ? 1.0f / ramp_width : 0.0f, per_rise = 1.0f / rise_by;
-    const long long begin = (long long)here.image * CHANNELS * here.size;
-    load_taps(taps, filters, here);
-    Window x, sums;
-    start(x, sums, x_padded, here);
-    const bool whole = v != 0;
-    double value = 0.0, slack = 0.0;
-#pragma unroll 1
-    for (int channel = 0; channel < CHANNELS; channel++) {
-        const float4* f = taps + channel * ROOM;
-        Pixels a, made, output;
-        EACH_PIXEL {
-            a[p] = bias_of(bias, bias_apart, channel, p, here);
-            made[p] = whole && here.holds(p) ? v[begin + here.at(channel, p)] : 0.0f;
-            const bool weighted = here.holds(p) && (whole || !POOL);
-            output[p] = weighted ? multiplier(outputs, apart, channel, p, here) : 0.0f;
-        }
-        respond(a, x, f);
-        float values = 0.0f, losses = 0.0f;
-        EACH_PIXEL {
-            const float t = weight * output[p];
-            made[p] = fminf(fmaxf(made[p], t * low), t * (low + rise_by));
-            // From the left end of the ramp: of a, of the part of a on it, of the point of slope s.
-            const float way = a[p] - left, inside = fminf(fmaxf(way, 0.0f), ramp_width);
-            const float share = (__fdividef(made[p], fmaxf(t, TINY)) - low) * per_rise;
-            const float off = inside - share * ramp_width, beyond = way - inside;
-            const float against = beyond > 0.0f ? 1.0f - share : share;
-            losses += t * rise_by * (0.5f * per_width * off * off + fabsf(beyond) * against);
-            // h is the integral of its slope
-            const float bent = 0.5f * per_width * inside * inside + fmaxf(beyond, 0.0f);
-            const float z = low * a[p] + rise_by * bent + offset;
-            values += POOL ? (here.holds(p) ? z : 0.0f) : output[p] * z;
-        }
-        if (POOL) {
-            const float sum = sum_of_neighbours(values);
-            const int across = width / max(POOL, 1), down = height / PIXELS;
-            const int block = here.column / max(POOL, 1), group = here.top / PIXELS;
-            if (here.inside > 0 && here.column % max(POOL, 1) == 0)
-                pooled[(((long long)here.image * down + group) * CHANNELS + channel) * across + block]
-                    = sum;
-        } else {
-            value += values;
-        }
-        slack += losses;
-        if (whole) add_back(sums, made, f);
-    }
-    if (whole) store_windows(sums, spill, here);
-    const double all_values = sum_of_threads(value, here);
-    const double all_losses = sum_of_threads(slack, here);
-    if (here.thread == 0) {
-        totals[2 * here.tile()] = all_values;
-        totals[2 * here.tile() + 1] = all_losses;
-    }
-}
-
-// p = t h'(a), a = V x + bias, t = weight W: the dual variable of the tangent at x.
-__global__ void __launch_bounds__(THREADS, PROGRAMS) tangent(
-    const float* x_padded, float* slopes, const float* filters, const float* bias,
-    const float* outputs, const float* weights,
-    double low_, double high_, double left_, double ramp_width_,
-    int apart, int bias_apart, int height, int width)
-{
-    __shared__ float4 taps[CHANNELS * ROOM];
-    const Place here(height, width);
-    const float weight = weights[here.image], left = left_;
-    const float low = low_, rise_by = high_ - low_, ramp_width = fmaxf((float)ramp_width_, TINY);
-    const long long begin = (long long)here.image * CHANNELS * here.size;
-    load_taps(taps, filters, here);
-    Window x, unused;
-    start(x, unused, x_padded, here);
-#pragma unroll 1
-    for (int channel = 0; channel < CHANNELS; channel++) {
-        Pixels a;
-        EACH_PIXEL a[p] = bias_of(bias, bias_apart, channel, p, here);
-        respond(a, x, taps + channel * ROOM);
-        EACH_PIXEL if (here.holds(p)) {
-            const float t = weight * multiplier(outputs, apart, channel, p, here);
-            const float share = __saturatef((a[p] - left) / ramp_width);
-            slopes[begin + here.at(channel, p)] = t * (low + rise_by * share);
-        }
     }
 }
 

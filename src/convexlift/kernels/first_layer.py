@@ -31,7 +31,8 @@ FEW = 256
 ITERATION = ("primal_step", "dual_step", "moved_anchor", "counted", "rebalanced")
 """Kernels of iterations and restarts."""
 NAMES = (*ITERATION, "one_pass", "gathered", "tangent")
-FILES = ("tiles.cu", "first_layer.cu", "gathered.cu", "dual_step.cu", "restart_rules.cu")
+FILES = ("tiles.cu", "matrices.cu", "first_layer.cu", "gathered.cu", "dual_step.cu", "one_pass.cu",
+         "restart_rules.cu")  # fmt: skip
 """Texts, of which each may use what is in those before it."""
 LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""

@@ -1,6 +1,6 @@
 """The first layer of ``minorant.OnePass`` on a GPU, in two kernels, and its tangent in one.
 
-``one_pass`` of ``first_layer.cu`` leaves V* p in tiles, which ``gathered.cu`` adds up.
+``one_pass`` of ``one_pass.cu`` leaves V* p in tiles, which ``gathered.cu`` adds up.
 """
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ class FusedPass:
         """Value and slack; ``spill`` receives V* p in tiles. No slack without v."""
         batch, ramp, (height, width) = len(padded), self.ramp, self.size
         totals = padded.new_empty((batch, self._tiles, 2), dtype=torch.float64)
-        rows = self.tile[0] // first_layer.WARPS  # of a thread
-        blocks = (height // rows, len(self.filters), width // self.pool) if self.pool else (0,)
+        blocks = (height, len(self.filters), width // self.pool) if self.pool else (0,)
         sums = padded.new_empty((batch, *blocks))
         weights, multipliers, apart = self._multipliers(weight, multipliers, padded)
         with current(padded.device):
@@ -114,7 +113,7 @@ class FusedPass:
             )  # fmt: skip
         value, slack = totals.sum(1).unbind(1)
         if self.pool:
-            sums = sums.reshape(batch, height // self.pool, self.pool // rows, *blocks[1:])
+            sums = sums.reshape(batch, -1, self.pool, *blocks[1:])
             value = sums.sum(2).transpose(1, 2) / self.pool**2
         return value, slack
 
