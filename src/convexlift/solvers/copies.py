@@ -5,6 +5,7 @@ And of numbers to the host, as parts of graphs (``Mailbox``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -13,21 +14,24 @@ from torch import Tensor
 
 from convexlift.tensors import Blocks
 
+LARGE, PART = 2**25, 2**20
+"""Bytes from which tensors of a call are copied one by one, if they have at least PART (measured).
 
-LARGE = 2**24
-"""Bytes from which a launch costs less than what the copy of one tensor is faster (measured)."""
+Launches then take less time than such copies, which are faster alone.
+"""
 
 
 def copy_all(held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """Copy the values of tensors into others of their shapes."""
-    small = []
-    for pair in zip(held, given, strict=True):
-        if pair[0].nbytes < LARGE:
-            small.append(pair)
-        else:
-            pair[0].copy_(pair[1])
-    if small:
-        torch._foreach_copy_(*map(tuple, zip(*small, strict=True)))
+    least = PART if sum(tensor.nbytes for tensor in held) >= LARGE else math.inf
+    alone = [tensor.nbytes >= least for tensor in held]
+    if not all(alone):
+        together = ([t for t, one in zip(some, alone, strict=True) if not one]
+                    for some in (held, given))  # fmt: skip
+        torch._foreach_copy_(next(together), next(together))
+    for to, of, one in zip(held, given, alone, strict=True):
+        if one:
+            to.copy_(of)
 
 
 def clones(tensors: Sequence[Tensor]) -> list[Tensor]:

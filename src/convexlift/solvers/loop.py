@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -38,21 +39,20 @@ def run(
 ) -> Solution:
     """``solve`` without gradients, and with gaps that need not be ``rigorous``."""
     require_problem(problem)
-    problem.regularizer.check_convexity()  # weights may have changed since the last check
-    given, method = method, _chosen_method(problem, method)[0]
     stop = StopWhen() if stop is None else stop
     if not isinstance(stop, StopWhen):
         raise TypeError(
             f"stop must be a cl.StopWhen, for example cl.StopWhen(gap=1e-3); got {stop!r}"
         )
-    if stop.gradient is not None:
-        _require_gradient(problem)
     problem = problem.detach()
     with torch.no_grad(), full_precision():
         replays = Replays(InBoth(problem))
-        if start is None:
-            replays.open()
-        solver = method.solver(problem)
+        with replays.opened() if start is None else contextlib.nullcontext():
+            problem.regularizer.check_convexity()  # weights may have changed since the last check
+            given, method = method, _chosen_method(problem, method)[0]
+            if stop.gradient is not None:
+                _require_gradient(problem)
+            solver = method.solver(problem)
         # Only the ledger references the first state, which is large, so that it can be freed.
         first = _first_state(replays, solver, start)
         ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)

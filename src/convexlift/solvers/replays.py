@@ -29,6 +29,7 @@ from convexlift.problems.claims import InBoth
 from convexlift.solvers.copies import Mailbox, clones, copy_all
 from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
 from convexlift.solvers.rehearsal import Rehearsal
+from convexlift.solvers.side_stream import beside
 from convexlift.tensors import unrepeated
 
 Function = Callable[..., tuple[Any, Sequence[Tensor]]]
@@ -81,6 +82,10 @@ class CudaGraphs:
     def stream(self, device: torch.device) -> Hashable:
         """The stream on which calls must follow one another."""
         return torch.cuda.current_stream(device).cuda_stream
+
+    def beside(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """A context for work that does not wait for launches after this call."""
+        return beside(device)
 
     def capture(self, launch: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """The results of launches, and a function that computes them anew, in place."""
@@ -135,12 +140,19 @@ class Replays:
         self._kind = words, modes, GRAPHS.stream(self._device)
         self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
 
-    def open(self) -> None:
-        """Launch what the last solve of this kind began with: so a GPU works at once."""
+    def opened(self) -> contextlib.AbstractContextManager[None]:
+        """Launch what the last solve of this kind began with, so that a GPU works at once.
+
+        What is computed in the context does not wait for it.
+        """
         if self._workshop is not None and self.replays and self._workshop.opening is not None:
             function, given = self._workshop.opening
             if (name := self._named(function, given)) is not None:
+                assert GRAPHS is not None
+                context = GRAPHS.beside(self._device)
                 self._opened = name, self.launched(function, *given)
+                return context
+        return contextlib.nullcontext()
 
     def first(self, function: Function, *given: Any) -> Pending:
         """As ``launched``, for the first call of a solve: it may have been launched already."""
