@@ -133,22 +133,29 @@ def test_one_layer(padding, smoothing, fidelity, kernel, size, dual_kernel):
     compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
 
 
+@pytest.mark.parametrize("trying", [[True, False], [True, True]])
 @pytest.mark.parametrize(("smoothing", "fidelity"), [(0.0, "L1"), slow(0.01, "L2")])
-def test_attempts_at_a_proof(smoothing, fidelity, dual_kernel):
-    """Of one image, while the other iterates; then both go on as if there had been none."""
-    problem = one_layer("zero", smoothing, fidelity)
-    first, both = torch.tensor([True, False]), torch.tensor([True, True])
-    found = []
+def test_attempts_at_a_proof(smoothing, fidelity, trying, monkeypatch, dual_kernel):
+    """Of some images, while others iterate; then all continue as if there had been none.
+
+    Those of all images are one launch.
+    """
+    problem, both = one_layer("zero", smoothing, fidelity), torch.tensor([True, True])
+    images, first = torch.tensor(trying), torch.tensor([True, False])
+    found, launches = [], []
+    attempt = Groups.attempt
+    monkeypatch.setattr(Groups, "attempt", lambda *given: launches.append(1) or attempt(*given))
     with torch.no_grad():
         for solver in solvers(problem):
             state = solver.advance(solver.start(problem.initial_image()), 10)
-            tried = solver.proving(state, 10, first, both)
-            assert torch.equal(tried.x[0], state.x[0])
+            tried = solver.proving(state, 10, images, both)
+            assert torch.equal(tried.x[images], state.x[images])
             again = solver.advance(solver.start(problem.initial_image()), 10)
-            expected = solver.advance(solver.advance(again, 10, ~first), 5, first)
+            expected = solver.advance(solver.advance(again, 10, both & ~images), 5, first)
             after = solver.advance(tried, 5, first)
             assert torch.equal(after.u["x"], expected.u["x"])
             found.append((tried.x, *tried.v.values()))
+    assert len(launches) == all(trying)
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
 

@@ -15,12 +15,10 @@ from the state before the attempt. ``forecast`` decides when to try.
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor
 
 from convexlift.functionals.terms import DiagonalFidelityTerm
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.iterations import Iterations, RestartState
 from convexlift.solvers.method import Choice
 from convexlift.tensors import Blocks
@@ -41,30 +39,27 @@ HELD = 0.01
 
 
 def candidates(saddle: SaddlePointProblem, batch: int) -> list[bool]:
-    """The images for which attempts are of use: with free pixels, or with several layers.
+    """The images for which attempts are of use."""
+    useful = usefulness(saddle)
+    return useful.tolist() if isinstance(useful, Tensor) else [useful] * batch
 
-    None behind an operator that is not diagonal, where ``repairs.tightened`` does as much.
+
+def usefulness(saddle: SaddlePointProblem) -> bool | Tensor:
+    """Whether attempts are of use, (B,): with free pixels, or with several layers.
+
+    Not behind an operator that is not diagonal, where ``repairs.tightened`` does as much.
     """
     term = saddle.g.get("x")
     if not isinstance(term, DiagonalFidelityTerm):
-        return [False] * batch
+        return False
     y, k = term.fidelity.y, term.fidelity.curvature
     if k is None or len(saddle.f) > 1:
-        return [True] * batch
+        return True
     least, greatest = (k * term.diagonal.square()).to(y).expand_as(y).flatten(1).aminmax(dim=1)
-    free: list[bool] = (least < HELD * greatest).tolist()
-    return free
+    return least < HELD * greatest
 
 
-def attempted(
-    running: Iterations, coupling: Coupling, state: RestartState, iterations: int, images: Tensor
-) -> Blocks:
+def attempted(running: Iterations, state: RestartState, iterations: int, images: Tensor) -> Blocks:
     """The dual variables after an attempt for these images."""
     duals, pixels = sum(part[0].numel() for part in state.v.values()), state.u["x"][0].numel()
-    sigma = state.sigma * (pixels / (SHORTER * duals))
-    tau = coupling.tau(sigma)
-    k = np.arange(iterations, dtype=float)[:, None].repeat(len(images), 1)
-    kept = (k + 1) / (k + 2)
-    running.load(state.moved(), images)
-    running.iterate(tau, sigma, np.stack([2 * kept, -kept, 1 - kept]), measure=False)
-    return running.duals()
+    return running.attempt(state, iterations, images, SHORTER * duals / pixels)

@@ -27,6 +27,7 @@ from convexlift.solvers.copies import copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.iterations import RestartState
+from convexlift.solvers.primal_dual import halpern
 from convexlift.solvers.restart_rules import (
     RELAXATION,
     TEST_EVERY,
@@ -105,6 +106,12 @@ class Groups:
         chosen: RestartMemory = choose_images(self._active, memory, before)
         return chosen
 
+    def attempt(self, iterations: int, shorter: float, images: Tensor) -> None:
+        """An attempt at a proof (``Iterations.attempt``) from the u and v of the last iteration."""
+        if not torch.equal(images, self._active):
+            self.choose(images)
+        self._launch(self.group.attempt, iterations, shorter)
+
     def _arriving(self, total: Tensor, before: RestartMemory) -> RestartMemory:
         numbers = self.group.numbers.clone()
         if self._images.all():
@@ -115,7 +122,7 @@ class Groups:
             lambda: torch.where(active, numbers.cpu(), kept),
         )
 
-    def _launch(self, function: Callable[..., None], *given: int) -> None:
+    def _launch(self, function: Callable[..., None], *given: float) -> None:
         key = function.__name__, *given
         if key not in self._graphs:
             self._graphs[key] = self._replayed(partial(function, *given))
@@ -183,7 +190,7 @@ class Group:
     def choose(self, active: Tensor) -> None:
         """Take over which images iterate."""
         self._active.copy_(active, non_blocking=True)
-        self._write_steps()
+        self._write_steps(self.tau, self.sigma)
         self._buffers.table[:TEST_EVERY, :, MIX] = self._mixes[1]
 
     def take(self, memory: RestartMemory) -> None:
@@ -232,6 +239,18 @@ class Group:
         """Groups of five reflected Halpern iterations, if the group ``decides``."""
         raise NotImplementedError
 
+    def attempt(self, iterations: int, shorter: float) -> None:
+        """Halpern iterations from (u, v), whose dual steps are that many times shorter."""
+        b = self._buffers
+        copy_blocks((b.w_u, b.w_v, b.anchor_u, b.anchor_v), (b.u, b.v, b.u, b.v))
+        self._layer(b, step=False, observed=False)
+        sigma = self.sigma * (1 / shorter)
+        self._write_steps(self._coupling.tau(sigma), sigma, iterations)
+        k = torch.arange(iterations, device=b.table.device)[:, None].expand(-1, len(b.u["x"]))
+        b.table[:iterations, :, MIX] = torch.stack(halpern(k), dim=-1).to(b.table)
+        b.clock.zero_()
+        self._iterate(iterations, True)
+
     def _mixed(self, memory: RestartMemory, count: int) -> Tensor:
         mixed = self.rules.coefficients(memory.inner, memory.total, count)
         return torch.stack(mixed, dim=-1).to(self._mixes)
@@ -253,7 +272,7 @@ class Group:
         target = rebalance(coupling, self.sigma, whole, recent, late)
         sigma = target.where(images, self.sigma)
         copy_blocks((self.sigma, self.tau), (sigma, coupling.tau(sigma)))
-        self._write_steps()
+        self._write_steps(self.tau, self.sigma)
 
     def _move_anchor(
         self, new: Blocks, origin: Blocks, anchor: Blocks, flags: Tensor
@@ -271,8 +290,8 @@ class Group:
             far[name], near[name] = lengths.unbind(1)
         return Blocks(far), Blocks(near)
 
-    def _write_steps(self) -> None:
+    def _write_steps(self, tau: Blocks, sigma: Blocks, rows: int = TEST_EVERY) -> None:
         """Zero for images that have ended: the kernels skip them."""
         layer, table = self._layer, self._buffers.table
-        steps = self.tau["x"], self.sigma[layer.name], self.sigma[layer.mean_name or layer.name]
-        table[:TEST_EVERY, :, STEPS] = torch.stack(steps, dim=-1) * self._active[:, None]
+        steps = tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]
+        table[:rows, :, STEPS] = torch.stack(steps, dim=-1) * self._active[:, None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from convexlift.problems.packed_slopes import (
 from convexlift.solvers.anderson import Past
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
-from convexlift.solvers.primal_dual import PDHGState, pdhg_update
+from convexlift.solvers.primal_dual import PDHGState, halpern, pdhg_update
 from convexlift.solvers.restart_rules import Array, RestartMemory, Restarts
 from convexlift.strips import at_once, local
 from convexlift.tensors import Blocks, choose_images, expand_per_image
@@ -160,6 +161,16 @@ class Iterations:
         """Move the anchors of these images (B,) to P(w)."""
         self.anchor_u = choose_images(images, self.u, self.anchor_u)
         self.anchor_v = choose_images(images, self.v, self.anchor_v)
+
+    def attempt(
+        self, state: RestartState, iterations: int, images: Tensor, shorter: float
+    ) -> Blocks:
+        """v after Halpern iterations from (u, v), whose dual steps are that many times shorter."""
+        sigma = state.sigma * (1 / shorter)
+        k = np.arange(iterations, dtype=float)[:, None].repeat(len(images), 1)
+        self.load(state.moved(), images)
+        self.iterate(self.coupling.tau(sigma), sigma, np.stack(halpern(k)), measure=False)
+        return self.duals()
 
     def duals(self) -> Blocks:
         """The v of the last iteration, for somebody to keep."""

@@ -225,7 +225,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         if self._start is None:
             return state
         launched, self._start = self._start, None
-        found, _ = launched()
+        found, useful = launched()
+        self.note_usefulness(*useful)
         return state if found is launched.found else self.started(found)
 
     def launched_start(
@@ -342,6 +343,11 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         batch = self.problem.batch_size
         return [False] * batch if self.rules.extrapolated else candidates(self.saddle, batch)
 
+    def note_usefulness(self, *useful: Tensor) -> None:
+        """Where attempts at a proof are of use (``usefulness``), if a start has found out."""
+        if useful and not self.rules.extrapolated:
+            self._candidates = (useful[0] > 0).tolist()
+
     def proving(
         self, state: RestartState, iterations: int, images: Tensor, active: Tensor
     ) -> RestartState:
@@ -352,9 +358,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         others = active & ~images
         after = self.advance(state, iterations, others) if bool(others.any()) else state
         after = self.iterations.set_aside(after)
-        v = self._or_plainly(
-            lambda: attempted(self.iterations, self.coupling, state, iterations, images)
-        )
+        v = self._or_plainly(lambda: attempted(self.iterations, state, iterations, images))
         if not self.iterations.continues(after):
             after = after.restarted()
         return replace(after, v=choose_images(images, v, after.v))

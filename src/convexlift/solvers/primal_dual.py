@@ -162,9 +162,12 @@ class PDHGSolver(Solver[StateT]):
         """The state at the initial image, in one call that may be replayed, if there is one.
 
         ``headless``: this solver is for the problem without its last layer. Then there is a number:
-        whether all units of that layer are on.
+        whether all units of that layer are on. More of them are for ``note_usefulness``.
         """
         return None
+
+    def note_usefulness(self, *useful: Tensor) -> None:
+        """Take over where attempts at a proof are of use (``attempts``), if a start found out."""
 
     def started(self, found: Any) -> StateT:
         """The state from what that call found."""
@@ -234,6 +237,12 @@ class FixedStepPDHG(PDHGSolver[PDHGState]):
         """The paper's iteration."""
         u, v = pdhg_update(self.saddle, state.u, state.v, state.tau, state.sigma)
         return replace(state, u=u, v=v)
+
+
+def halpern(k: Any) -> tuple[Any, Any, Any]:
+    """(a, b, e) of a reflected Halpern iteration, the k-th after a restart."""
+    kept = (k + 1.0) / (k + 2.0)
+    return 2 * kept, -kept, 1 - kept
 
 
 def lifted_start(

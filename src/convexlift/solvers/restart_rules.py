@@ -25,6 +25,7 @@ from torch import Tensor
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice
+from convexlift.solvers.primal_dual import halpern
 from convexlift.tensors import Blocks
 
 Array = npt.NDArray[Any]
@@ -201,12 +202,11 @@ class RestartRules:
     def coefficients(self, inner: Any, total: Any, count: int) -> tuple[Any, Any, Any]:
         """(a, b, e) of iterations that are not restarts, (count, B) each: arrays or tensors."""
         k, relaxed = _ahead(inner, 0, count), _ahead(total, 0, count) < self.relaxed
-        kept = (k + 1.0) / (k + 2.0)
-        choose = _library(k).where
+        choose, (a, b, e) = _library(k).where, halpern(k)
         return (
-            choose(relaxed, RELAXATION, 2 * kept),
-            choose(relaxed, 1 - RELAXATION, -kept),
-            choose(relaxed, 0.0, 1 - kept),
+            choose(relaxed, RELAXATION, a),
+            choose(relaxed, 1 - RELAXATION, b),
+            choose(relaxed, 0.0, e),
         )
 
     def tested(self, memory: RestartMemory, count: int = 1) -> Array:

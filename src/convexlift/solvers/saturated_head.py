@@ -28,6 +28,7 @@ from convexlift.problems.network_duals import dual_names, fitting_duals
 from convexlift.problems.one_pass import regularizer_at
 from convexlift.problems.pooled_layers import pooled_layers
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.attempts import usefulness
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.iterations import RestartState
@@ -185,7 +186,8 @@ class SaturatedPDHG(Solver[SaturatedState]):
         if self._start is None:
             return state
         launched, self._start = self._start, None
-        found, (on,) = launched()
+        found, (on, *useful) = launched()
+        self.without.note_usefulness(*useful)
         without = state.without if found is launched.found else self.without.started(found)
         assert without is not None
         if not bool(on.all()):
@@ -278,12 +280,18 @@ def _continued(
 def started(
     both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
 ) -> tuple[tuple[Blocks, Blocks, Blocks, Blocks, float | Tensor], tuple[Tensor, ...]]:
-    """u, v, tau, sigma and ``dual_weight`` of a start, and its number if ``headless``."""
+    """u, v, tau, sigma and ``dual_weight`` of a start.
+
+    Numbers: whether all units are on if ``headless``, and where attempts at a proof are of use.
+    """
     problem, x = both.problem, both.problem.initial_image()
     numbers: tuple[Tensor, ...] = ()
     if headless and (head := SaturatedHead.of(problem)) is not None:
         numbers, problem = (head.holds(x),), head.problem
     saddle = lifted(problem)
+    useful = usefulness(saddle)
+    if isinstance(useful, Tensor):
+        numbers = *numbers, useful
     coupling = coupling.about(saddle)
     u, v = lifted_start(problem, saddle, x)
     sigma = first_sigma(saddle, coupling, u, v)
