@@ -13,13 +13,16 @@ import zoo
 import convexlift as cl
 from convexlift.problems.lifting import lift
 from convexlift.solvers.coupling import Coupling
-from convexlift.solvers.restart_rules import (
+from convexlift.solvers.rebalancing import (
     LARGEST_CHANGE,
-    RestartMemory,
-    RestartRules,
+    Restarts,
     lateness,
     only_recent,
     rebalance,
+)
+from convexlift.solvers.restart_rules import (
+    RestartMemory,
+    RestartRules,
     should_restart,
     times_to_rebalance,
 )
@@ -218,3 +221,32 @@ def test_rules_on_tensors_are_those_on_arrays():
         memory, there = rules.counted(memory, r), rules.counted_there(there, r, 1)
         for name, numbers in vars(memory).items():
             assert torch.equal(getattr(there, name), numbers), name
+
+
+OUTLIERS = replace(SMOOTH, fidelity=cl.L1(torch.rand(1, 1, 8, 8)))
+WITH_KINKS = replace(OUTLIERS, regularizer=cl.networks.ridge(smoothing=0.0))
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [(SMOOTH, 41), (OUTLIERS, 41), (WITH_KINKS, 11), (MIXED, -1), (KINKS, -1)],
+)
+def test_anchors_are_unread_while_later_restarts_move_them_again(problem, expected):
+    """Before Halpern iterations, and before recent displacements count: followed one by one."""
+    rules, coupling = RestartRules(problem), Coupling(lift(problem))
+    restarts = Restarts(rules, coupling, only_recent(problem, coupling, extrapolated=False))
+    memory, last, read = RestartMemory.at_start(1), 0, []
+    for iteration in range(1, 400):
+        late = lateness(torch.tensor([iteration]), recent=restarts.recent)
+        if bool(memory.restart_next) and late > 0:
+            read.append(last)  # for recent displacements
+        if float(rules.mix(memory)[2, 0, 0]) != 0:
+            read.append(last)  # by a Halpern iteration
+        if bool(memory.restart_next):
+            last = iteration
+        memory = rules.counted(memory, None if math.isinf(rules.relaxed) else torch.ones(1))
+    assert restarts.unread == expected
+    assert min(read) > restarts.unread if restarts.unread >= 0 else min(read) == 0
+    assert [t for t in rules.due if t + 1 < min(read)] == [
+        t for t in rules.due if t + 1 <= restarts.unread
+    ]

@@ -17,16 +17,14 @@ from convexlift.solvers.coupling import SAFETY, Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.fused_restarts import BLOCK, ROUNDS, Group
 from convexlift.solvers.iterations import RestartState
+from convexlift.solvers.rebalancing import LARGEST_CHANGE, WHOLE_WAY, Restarts
 from convexlift.solvers.restart_rules import (
     FIRST,
-    LARGEST_CHANGE,
     LONG,
     NECESSARY,
     RELAXATION,
     SUFFICIENT,
     TEST_EVERY,
-    WHOLE_WAY,
-    Restarts,
 )
 
 PART = ROUNDS * BLOCK
@@ -48,6 +46,7 @@ class CompiledGroup(Group):
         super().__init__(buffers, layer, iterate, restarts)
         x, v = buffers.u["x"], buffers.v[layer.name]
         self._norm, self._dual_weight = x.new_ones(()), x.new_ones(len(x))
+        self._unread = restarts.unread
         self._flags = torch.zeros(len(x), dtype=torch.uint8, device=x.device)
         self._squares = [x.new_zeros((len(x), -(-p[0].numel() // PART), 2)) for p in (x, v)]
 
@@ -97,7 +96,8 @@ class CompiledGroup(Group):
             (b.v[name], self.origin_v[name], b.anchor_v[name]),
         )
         for parts, squares in zip(blocks, self._squares, strict=True):
-            given = [*parts, squares, images, parts[0][0].numel(), PART]
+            given = [*parts, squares, images, self.numbers, float(self._unread),
+                     parts[0][0].numel(), PART, more]  # fmt: skip
             self._launch("moved_anchor", given, squares.shape[1])
         begin, end = map(float, WHOLE_WAY)
         self._launch(

@@ -33,8 +33,9 @@ from convexlift.solvers.iterations import (
     TiledIterations,
 )
 from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.rebalancing import Restarts
 from convexlift.solvers.replays import captured
-from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory, Restarts
+from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory
 from convexlift.tensors import Blocks, expand_per_image
 
 GRAPHED = 5
@@ -188,6 +189,7 @@ class FusedIterations(Iterations):
         self._grouped: RestartState | None = None  # the state whose counters and steps groups have
         self._groups: Groups | None = None  # these groups
         self._iterating = torch.empty(0)
+        self._unread = -1  # anchors of groups are not read up to this iteration
 
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
@@ -195,6 +197,7 @@ class FusedIterations(Iterations):
         """In groups of iterations, if they fit (``fused_restarts``)."""
         if self._rest is not None or iterations % TEST_EVERY:
             return None
+        self._unread = restarts.unread
         self.load(state, active)
         assert self._machine is not None
         groups, known = self._machine.groups(restarts), state is self._grouped
@@ -221,9 +224,11 @@ class FusedIterations(Iterations):
         b = self._held
         u, v, tau, sigma = clone_blocks(b.u, b.v, group.tau, group.sigma)
         self._anchor_u, self._anchor_v = b.anchor_u, b.anchor_v
+        state = replace(state, u=u, v=v, tau=tau, sigma=sigma, memory=memory)
+        reads = self._reads_anchors(state)
         return replace(
-            state, u=u, v=v, tau=tau, sigma=sigma, memory=memory, w_u=b.w_u, w_v=b.w_v,
-            anchor_u=b.anchor_u, anchor_v=b.anchor_v,
+            state, w_u=b.w_u, w_v=b.w_v,
+            anchor_u=b.anchor_u if reads else u, anchor_v=b.anchor_v if reads else v,
             origin_u=group.origin_u, origin_v=group.origin_v,
         )  # fmt: skip
 
@@ -236,13 +241,18 @@ class FusedIterations(Iterations):
         return sum(part.nbytes for part in state.w_v.values()) <= LARGE
 
     def set_aside(self, state: RestartState) -> RestartState:
-        """With copies of the buffers."""
+        """With copies of the buffers; any anchor will do if nobody reads it."""
         if state is not self._holds or not self.spares(state):
             return state
-        w_u, w_v, anchor_u, anchor_v = clone_blocks(
-            state.w_u, state.w_v, state.anchor_u, state.anchor_v
-        )
+        u, v, reads = state.u, state.v, self._reads_anchors(state)
+        anchors = (state.anchor_u, state.anchor_v) if reads else ()
+        w_u, w_v, *copied = clone_blocks(state.w_u, state.w_v, *anchors)
+        anchor_u, anchor_v = copied or (u, v)
         return replace(state, w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v)
+
+    def _reads_anchors(self, state: RestartState) -> bool:
+        """Else buffers hold no anchor, and states have another one."""
+        return bool((state.memory.total >= self._unread).any())
 
     def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
         """Whether iterations are not waited for."""
@@ -266,10 +276,9 @@ class FusedIterations(Iterations):
         if self._machine is None:
             self._machine = self._made(state.w_u, state.w_v)
         b = self._machine.buffers
-        copy_blocks(
-            (b.w_u, b.w_v, b.anchor_u, b.anchor_v),
-            (state.w_u, state.w_v, state.anchor_u, state.anchor_v),
-        )
+        copy_blocks((b.w_u, b.w_v), (state.w_u, state.w_v))
+        if self._reads_anchors(state):
+            copy_blocks((b.anchor_u, b.anchor_v), (state.anchor_u, state.anchor_v))
         with current(self._device), first_launch():
             self._machine.spread()
         self._anchor_u, self._anchor_v = state.anchor_u, state.anchor_v
@@ -344,6 +353,7 @@ class FusedIterations(Iterations):
         """In one launch, if the buffers and steps are those of the state."""
         known = state is self._holds and state is self._grouped
         if self._groups is None or not known or iterations > ROWS:
+            self._unread = -1  # those of an attempt are
             return super().attempt(state, iterations, images, shorter)
         self._holds = self._grouped = None
         with current(self._device):
@@ -360,7 +370,10 @@ class FusedIterations(Iterations):
         b, self._steps = self._held, (tau, sigma)
         u, v, w_u, w_v = clone_blocks(b.u, b.v, b.w_u, b.w_v)
         if self._anchor_v is b.anchor_v:
-            self._anchor_u, self._anchor_v = clone_blocks(b.anchor_u, b.anchor_v)
+            reads = self._reads_anchors(state)
+            self._anchor_u, self._anchor_v = (
+                clone_blocks(b.anchor_u, b.anchor_v) if reads else (u, v)
+            )
         self._holds = replace(
             state, u=u, v=v, w_u=w_u, w_v=w_v, anchor_u=self._anchor_u, anchor_v=self._anchor_v
         )  # fmt: skip

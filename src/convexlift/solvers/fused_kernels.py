@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache, cached_property, lru_cache
 from typing import Any, Self
 
@@ -48,12 +49,13 @@ class Buffers:
     """The tensors that the kernels read and write."""
 
     def __init__(self, u: Blocks, v: Blocks, layer: FirstLayer) -> None:
-        def empty(parts: Blocks) -> Blocks:
-            return Blocks({n: torch.empty_like(p, memory_format=torch.contiguous_format)
+        def empty(parts: Blocks, like: Callable[..., Tensor] = torch.empty_like) -> Blocks:
+            return Blocks({n: like(p, memory_format=torch.contiguous_format)
                            for n, p in parts.items()})  # fmt: skip
 
-        self.w_u, self.anchor_u, self.u = (empty(u) for _ in range(3))
-        self.w_v, self.anchor_v, self.v = (empty(v) for _ in range(3))
+        self.w_u, self.u, self.w_v, self.v = empty(u), empty(u), empty(v), empty(v)
+        # Not copied where nobody reads them: whatever they hold should be finite.
+        self.anchor_u, self.anchor_v = empty(u, torch.zeros_like), empty(v, torch.zeros_like)
         x = u["x"]
         batch, _, height, width = x.shape
         tiles = layer.tiles(height, width)

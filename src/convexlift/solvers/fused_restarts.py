@@ -28,15 +28,8 @@ from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_kernels import Buffers, FirstLayer
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.primal_dual import halpern
-from convexlift.solvers.restart_rules import (
-    RELAXATION,
-    TEST_EVERY,
-    ArrivingMemory,
-    RestartMemory,
-    Restarts,
-    lateness,
-    rebalance,
-)
+from convexlift.solvers.rebalancing import Restarts, lateness, rebalance
+from convexlift.solvers.restart_rules import RELAXATION, TEST_EVERY, ArrivingMemory, RestartMemory
 from convexlift.tensors import Blocks, choose_images
 
 STEPS, MIX = slice(0, 3), slice(3, 6)

@@ -30,7 +30,8 @@ from convexlift.solvers.anderson import Past
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, halpern, pdhg_update
-from convexlift.solvers.restart_rules import Array, RestartMemory, Restarts
+from convexlift.solvers.rebalancing import Restarts
+from convexlift.solvers.restart_rules import Array, RestartMemory
 from convexlift.strips import at_once, local
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 

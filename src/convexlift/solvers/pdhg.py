@@ -43,15 +43,9 @@ from convexlift.solvers.primal_dual import (
     lifted_start,
     pdhg_update,
 )
+from convexlift.solvers.rebalancing import Restarts, lateness, only_recent, rebalance
 from convexlift.solvers.replays import Pending, Replays
-from convexlift.solvers.restart_rules import (
-    RestartMemory,
-    RestartRules,
-    Restarts,
-    lateness,
-    only_recent,
-    rebalance,
-)
+from convexlift.solvers.restart_rules import RestartMemory, RestartRules
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG, started
 from convexlift.solvers.spectral_steps import FourierCoupling
 from convexlift.solvers.weighted_rays import WeightedRays

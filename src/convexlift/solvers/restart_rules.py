@@ -1,4 +1,4 @@
-"""Rules of restarted PDHG: when to restart, how far to extrapolate, which step sizes to use.
+"""Rules of restarted PDHG: when to restart, and how far to extrapolate.
 
 The measure of progress is the fixed-point residual ||w - P(w)|| of w = (u, v), where P is one
 PDHG step and
@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from convexlift.problems.variational import VariationalProblem
-from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice
 from convexlift.solvers.primal_dual import halpern
-from convexlift.tensors import Blocks
 
 Array = npt.NDArray[Any]
 
@@ -38,14 +36,10 @@ LONG = 0.5
 """Restart when the inner iterations are this fraction of all (cuPDLPx: 0.36; measured here)."""
 RELAXED_AT_FIRST, IN_LAYERS, WITH_KINKS_IN_DATA = 160, 100, 20
 """Relaxed iterations at the start: R with kinks, several layers, data with kinks as well."""
-WHOLE_WAY = (100, 400)
-"""Iterations between which the balance shifts from the total to the recent displacement."""
 FIRST = 5
 """Iterations before the first restart, which corrects the guessed step sizes."""
 LAST = 10**9
 """Nothing is rebalanced after as many iterations."""
-LARGEST_CHANGE = 10.0
-"""Largest factor by which a restart changes a step size."""
 TEST_EVERY = 5
 """Iterations between tests for a restart."""
 RELAXATION = 1.9
@@ -171,7 +165,7 @@ class RestartRules:
         self.times = times_to_rebalance(growth or 2.0)
         if extrapolated and growth is None:  # which makes up for what a restart costs
             self.times = np.union1d(self.times, 3 * self.times)  # 5, 10, 15, 20, 30, 40, 60, ...
-        self._due = {*self.times.tolist(), self.relaxed}  # as ``_relaxed_restart_due`` says
+        self.due = {*self.times.tolist(), self.relaxed}  # as ``_relaxed_restart_due`` says
 
     @property
     def choice(self) -> Choice:
@@ -258,7 +252,7 @@ class RestartRules:
         while len(plan) * TEST_EVERY < limit and total < self.relaxed:
             plan.append(due)
             total += TEST_EVERY
-            due = total in self._due
+            due = total in self.due
         return plan, due
 
     def relaxed_on(self, memory: RestartMemory, plan: list[bool], due: bool) -> RestartMemory:
@@ -323,78 +317,3 @@ def times_to_rebalance(growth: float) -> Array:
     while times[-1] < LAST:
         times.append(FIRST * math.ceil(growth * times[-1] / FIRST))
     return np.array(times)
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """What restarts of a problem depend on, besides tensors.
-
-    Attributes:
-        rules: when to restart, and how far to extrapolate.
-        coupling: how steps follow from displacements.
-        recent: whether only recent displacements count.
-    """
-
-    rules: RestartRules
-    coupling: Coupling
-    recent: bool
-
-    @cached_property
-    def kind_of(self) -> tuple[Any, ...]:
-        """Everything that graphs of restarts depend on, besides numbers."""
-        rows = tuple((v, *row) for v, row in self.coupling.weights.items())
-        varies = isinstance(self.coupling.dual_weight, Tensor)
-        times = tuple(self.rules.times.tolist())
-        return type(self.coupling), self.rules.relaxed, times, self.recent, rows, varies
-
-
-def only_recent(problem: VariationalProblem, coupling: Coupling, *, extrapolated: bool) -> bool:
-    """Whether only recent displacements count in ``rebalance``.
-
-    So it is where R has kinks and the fidelity is smooth, where iterations are extrapolated (both
-    measured), and where the coupling asks for it.
-    """
-    kinks = problem.fidelity.smooth and not problem.smooth
-    return extrapolated or coupling.recent or kinks
-
-
-def lateness(total: Tensor, *, recent: bool) -> Tensor:
-    """Share of the recent displacement in the step sizes, (B,): ``late`` in ``rebalance``."""
-    if recent:
-        return torch.ones_like(total, dtype=torch.float64)
-    begin, end = WHOLE_WAY
-    return (torch.log(total.clamp_min(1) / begin) / math.log(end / begin)).clamp(0, 1)
-
-
-def rebalance(
-    coupling: Coupling,
-    sigma: Blocks,
-    whole: tuple[Blocks, Blocks],
-    recent: tuple[Blocks, Blocks],
-    late: Tensor,
-) -> Blocks:
-    """log sigma halfway to the balanced one for the displacements du (``reach``) and dv.
-
-    At first the total displacements count, later those since the last restart. The error bound
-    contains the distance between start and solution, which the total displacement approaches.
-    Displacements since the last restart, the rule of linear-programming codes, let sigma drift:
-    when duals still move and images hardly do, sigma grows, and the duals, hence the certificate,
-    lag behind. But where the first steps were far off (duals that went a long way to zero, for
-    example), the total displacement is misleading in long runs.
-
-    A dual block that did not move (a last layer whose units are all on) would give sigma = 0;
-    one call changes sigma by a factor of ``LARGEST_CHANGE`` at most.
-
-    ``whole`` holds upper bounds on the movement of rows of K, and ||dv||, since the start;
-    ``recent`` the same since the last restart. ``late`` (B,) goes from 0 (only ``whole`` counts) to
-    1 (only ``recent`` counts).
-    """
-    far, near = (coupling.balanced_sigma(reach, dv) for reach, dv in (whole, recent))
-    updated = {}
-    for name, old in sigma.items():
-        # 0/0: nothing moved, nothing is known.
-        ratios = [(target[name] / old).nan_to_num(1.0) for target in (far, near)]
-        limited = [r.sqrt().clamp(1 / LARGEST_CHANGE, LARGEST_CHANGE) for r in ratios]
-        part = late.to(old.dtype)
-        updated[name] = old * limited[0] ** (1 - part) * limited[1] ** part
-    return Blocks(updated)
