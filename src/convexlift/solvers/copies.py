@@ -5,7 +5,6 @@ And of numbers to the host, as parts of graphs (``Mailbox``).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -23,15 +22,19 @@ Launches then take less time than such copies, which are faster alone.
 
 def copy_all(held: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """Copy the values of tensors into others of their shapes."""
-    least = PART if sum(tensor.nbytes for tensor in held) >= LARGE else math.inf
-    alone = [tensor.nbytes >= least for tensor in held]
-    if not all(alone):
-        together = ([t for t, one in zip(some, alone, strict=True) if not one]
-                    for some in (held, given))  # fmt: skip
-        torch._foreach_copy_(next(together), next(together))
-    for to, of, one in zip(held, given, alone, strict=True):
-        if one:
+    sizes = [tensor.nbytes for tensor in held]
+    if sum(sizes) < LARGE:
+        if held:
+            torch._foreach_copy_(tuple(held), tuple(given))
+        return
+    small = []
+    for to, of, size in zip(held, given, sizes, strict=True):
+        if size < PART:
+            small.append((to, of))
+        else:
             to.copy_(of)
+    if small:
+        torch._foreach_copy_([to for to, _ in small], [of for _, of in small])
 
 
 def clones(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -55,12 +58,16 @@ def clone_blocks(*vectors: Blocks) -> Iterator[Blocks]:
 
 
 class Mailbox:
-    """A place on the host, in pinned memory, to which a graph sends its numbers."""
+    """A place on the host, in pinned memory, to which a graph sends its numbers.
+
+    The graph is launched on the stream that is current now.
+    """
 
     def __init__(self, like: Tensor) -> None:
         self.source = like.device
         self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
         self._arrived = torch.cuda.Event() if like.is_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
         self._expected: Letter | None = None
 
     def send(self, numbers: Tensor) -> None:
@@ -75,7 +82,7 @@ class Mailbox:
     def expected(self) -> Letter:
         """What was sent by all launches so far."""
         if self._arrived is not None:
-            self._arrived.record()
+            self._arrived.record(self._stream)  # without it, a host takes longer to find this out
         self._expected = Letter(self)
         return self._expected
 

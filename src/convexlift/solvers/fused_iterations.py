@@ -252,7 +252,7 @@ class FusedIterations(Iterations):
 
     def _reads_anchors(self, state: RestartState) -> bool:
         """Else buffers hold no anchor, and states have another one."""
-        return bool((state.memory.total >= self._unread).any())
+        return bool((state.memory.total.numpy() >= self._unread).any())
 
     def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
         """Whether iterations are not waited for."""
