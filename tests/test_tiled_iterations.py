@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,28 @@ def test_strips_give_the_same_iterates(padding, activation, fidelity, iterations
             torch.testing.assert_close(getattr(fast, name)[block], part, rtol=1e-7, atol=1e-9)
     for name in ("inner", "total", "restart_next", "residual_at_test"):
         torch.testing.assert_close(getattr(fast.memory, name), getattr(plain.memory, name))
+
+
+@pytest.mark.parametrize(("smoothing", "fidelity"), [(0.01, "L2"), (0.0, "L1")])
+def test_rows_of_a_block_share_their_weights(smoothing, fidelity, monkeypatch):
+    """Behind a pooling by 8, without the layers above it: in strips of 16 rows, the last has 8."""
+    whole = one_layer(fidelity=fidelity)
+    net = cl.networks.baseline(image_size=SIZE, channels=6, pool=8, hidden=5, smoothing=smoothing)
+    head = SaturatedHead.of(replace(whole, regularizer=net, weight=30.0).to(dtype=torch.float64))
+    assert head is not None
+    problem, shapes, slopes = head.problem, [], type(net.layers[0].activation).scaled_slope
+    monkeypatch.setattr(
+        type(net.layers[0].activation), "scaled_slope",
+        lambda h, y, t, sigma: shapes.append(tuple(t.shape[2:])) or slopes(h, y, t, sigma),
+    )  # fmt: skip
+    with torch.no_grad():
+        plain = run(problem, 12, monkeypatch, in_strips=False)
+        shapes.clear()
+        fast = run(problem, 12, monkeypatch, in_strips=True)
+    assert set(shapes) == {(2, 1, SIZE), (1, 1, SIZE)}
+    for name in ("u", "v", "sigma", "tau"):
+        for block, part in getattr(plain, name).items():
+            torch.testing.assert_close(getattr(fast, name)[block], part, rtol=1e-7, atol=1e-9)
 
 
 def test_the_old_state_stays_as_it_is(monkeypatch):

@@ -312,8 +312,9 @@ class TiledIterations(Iterations):
 
     @property
     def _rows(self) -> int:
-        """Rows of a strip."""
-        return max(16, at_once(STRIP, self.w.device) // (self.w.shape[1] * self.w.shape[3]))
+        """Rows of a strip: whole blocks of weights."""
+        rows = max(16, at_once(STRIP, self.w.device) // (self.w.shape[1] * self.w.shape[3]))
+        return max(rows - rows % self.term.block, self.term.block)
 
     def iterate(self, tau: Blocks, sigma: Blocks, mix: Array, *, measure: bool) -> None:
         """prox_g as in the plain step, then the pass over v; v is stored after the last one."""
@@ -384,4 +385,9 @@ class TiledIterations(Iterations):
         place, b = (image, slice(None), strip), self.term.bias
         a = self.operator.on_padded(x_bar, None if b is None else local(b, *place))
         y, weights = a.add_(w, alpha=1 / float(sigma)), local(self.term.weights, *place)
-        return self.term.activation.scaled_slope(y, weights, expand_per_image(sigma, y))
+        block, h = self.term.block, self.term.activation
+        if block > 1 and y.shape[-2] % block == 0:  # a row of weights serves all rows of its block
+            rows = y.unflatten(-2, (-1, block))
+            weights = weights[..., ::block, None, :]
+            return h.scaled_slope(rows, weights, expand_per_image(sigma, rows)).flatten(-3, -2)
+        return h.scaled_slope(y, weights, expand_per_image(sigma, y))
