@@ -387,7 +387,7 @@ class TiledIterations(Iterations):
         y, weights = a.add_(w, alpha=1 / float(sigma)), local(self.term.weights, *place)
         block, h = self.term.block, self.term.activation
         if block > 1 and y.shape[-2] % block == 0:  # a row of weights serves all rows of its block
-            rows = y.unflatten(-2, (-1, block))
+            rows = y.reshape(*y.shape[:2], -1, block, y.shape[-1])
             weights = weights[..., ::block, None, :]
             return h.scaled_slope(rows, weights, expand_per_image(sigma, rows)).flatten(-3, -2)
         return h.scaled_slope(y, weights, expand_per_image(sigma, y))
