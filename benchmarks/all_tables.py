@@ -31,6 +31,12 @@ import torch
 from time_to_error import CASES
 
 HERE = Path(__file__).parent
+KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+"""For the C library: freed memory is kept.
+
+Otherwise it depends on earlier calls whether methods that make large arrays in every iteration,
+NMAPG and L-BFGS above all, spend two thirds of their time on new pages.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Job:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if not gpu:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        if not gpu and self.script == "time_to_error.py":
+            environment |= KEPT
         begin = time.monotonic()
         try:
             done = subprocess.run(

@@ -4,7 +4,8 @@ L-BFGS, on one test face with every shipped regularizer that fits it.
     PYTHONPATH=. python benchmarks/time_to_error.py --data DIR --output FILE.json --plot FILE.svg
 
 DIR holds ``faces/test`` and ``faces/mask.png``. On a CPU, seconds are those of the processor, so
-that a busy machine does not distort them; use one thread. On a GPU they are those of a clock.
+that a busy machine does not distort them; use one thread, and let the C library keep freed memory
+(``KEPT`` in ``all_tables.py``), since the others profit most. On a GPU they are those of a clock.
 
 Objective errors: first the iterations that a method needs are counted in a run that is not timed;
 then it is run for exactly so many, and nothing is evaluated between the first and the last.

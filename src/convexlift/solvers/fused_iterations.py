@@ -322,18 +322,14 @@ class FusedIterations(Iterations):
         squares = Blocks(dict(zip(parts, sums, strict=True)))
         return (squares / Blocks({**tau, **sigma})).total().sqrt()
 
-    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
+    def displacement(self, state: RestartState, *, whole: bool) -> Displacement:
         """Norms computed on the device, fetched in one transfer."""
         b = self._held
-        ways = (
-            b.u.distances(state.origin_u), b.v.distances(state.origin_v),
-            b.u.distances(b.anchor_u), b.v.distances(b.anchor_v),
-        )  # fmt: skip
+        u, v = (state.origin_u, state.origin_v) if whole else (b.anchor_u, b.anchor_v)
+        ways = b.u.distances(u), b.v.distances(v)
         hosted = iter(torch.stack([norm for way in ways for norm in way.values()]).cpu())
-        far_u, far_v, near_u, near_v = (
-            Blocks({name: next(hosted) for name in way}) for way in ways
-        )
-        return (self.coupling.reach(far_u), far_v), (self.coupling.reach(near_u), near_v)
+        far_u, far_v = (Blocks({name: next(hosted) for name in way}) for way in ways)
+        return self.coupling.reach(far_u), far_v
 
     def move_anchor(self, images: Tensor) -> None:
         """Move the anchor in the buffers, and keep a copy for later states."""

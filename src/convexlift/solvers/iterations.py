@@ -150,13 +150,10 @@ class Iterations:
     def _dual_squares(self) -> Blocks:
         return self.coupling.dual_squares(self.v - self.old_v)
 
-    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """Distances to P(w) from the origin of the state, and from the anchor."""
-        way, far, u, v = self.coupling.way, self.coupling.dual_distances, self.u, self.v
-        return (
-            (way(u, state.origin_u), far(v, state.origin_v)),
-            (way(u, self.anchor_u), far(v, self.anchor_v)),
-        )
+    def displacement(self, state: RestartState, *, whole: bool) -> Displacement:
+        """The distance to P(w) from the origin of the state if ``whole``, else from the anchor."""
+        u, v = (state.origin_u, state.origin_v) if whole else (self.anchor_u, self.anchor_v)
+        return self.coupling.way(self.u, u), self.coupling.dual_distances(self.v, v)
 
     def move_anchor(self, images: Tensor) -> None:
         """Move the anchors of these images (B,) to P(w)."""
@@ -269,23 +266,17 @@ class TiledIterations(Iterations):
         self._stored = replace(super().store(state, tau, sigma), origin_v=self.origin_v)
         return self._stored
 
-    def displacements(self, state: RestartState) -> tuple[Displacement, Displacement]:
-        """Displacements as in ``Iterations``; on a sample of rows if v is packed."""
+    def displacement(self, state: RestartState, *, whole: bool) -> Displacement:
+        """As in ``Iterations``; on a sample of rows if v is packed."""
         if not self.has_codes:
-            return super().displacements(state)
-        v, anchor, origin = (
-            self._few_rows(each)[self.row] for each in (self.v, self.anchor_v, self.origin_v)
-        )
+            return super().displacement(state, whole=whole)
+        other_u = state.origin_u if whole else self.anchor_u
+        other_v = self.origin_v if whole else self.anchor_v
+        v, other = (self._few_rows(each)[self.row] for each in (self.v, other_v))
         t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
-        scale, way = (self.w.shape[-2] / v.shape[-2]) ** 0.5, self.coupling.way
-
-        def far(other: Tensor) -> Blocks:
-            return Blocks({self.row: scale * distance(self.term.activation, v, other, t)})
-
-        return (
-            (way(self.u, state.origin_u), far(origin)),
-            (way(self.u, self.anchor_u), far(anchor)),
-        )
+        scale = (self.w.shape[-2] / v.shape[-2]) ** 0.5
+        far = scale * distance(self.term.activation, v, other, t)
+        return self.coupling.way(self.u, other_u), Blocks({self.row: far})
 
     def move_anchor(self, images: Tensor) -> None:
         """As in ``Iterations``; a packed anchor moves in place once it is not another's tensor."""

@@ -380,9 +380,14 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             restarted = memory.restart_next & active
             memory = self.rules.counted(memory, r, count)
             if bool(restarted.any()):  # they moved to P(w), and get steps for the displacement
-                whole, recent = running.displacements(state)
-                late = lateness(memory.total, recent=restarts.recent).to(sigma.device)
-                target = rebalance(self.coupling, sigma, whole, recent, late)
+                late = lateness(memory.total, recent=restarts.recent)
+                ways = [
+                    running.displacement(state, whole=whole)
+                    for whole, counts in ((True, late < 1), (False, late > 0))
+                    if bool(counts.any())
+                ]
+                late = late.to(sigma.device)
+                target = rebalance(self.coupling, sigma, ways[0], ways[-1], late)
                 sigma = target.where(restarted, sigma)
                 tau = self.coupling.tau(sigma)
                 running.move_anchor(restarted)
