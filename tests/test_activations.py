@@ -239,3 +239,15 @@ def test_ramp_describes_the_activation(h):
     torch.testing.assert_close(
         h.value(a), ramp.low * a + (ramp.high - ramp.low) * bent + ramp.offset
     )
+
+
+@pytest.mark.parametrize("h", [cl.ReLU(), cl.LeakyReLU(0.2), cl.Abs()], ids=repr)
+def test_one_step_for_all_numbers(h):
+    y = torch.linspace(-1, 1, 5)
+    expected = h.prox(y, torch.full_like(y, 0.5))
+    torch.testing.assert_close(h.prox(y, torch.tensor(0.5)), expected, rtol=0, atol=0)
+
+
+def test_ramps_consist_of_floats_whose_bits_kernels_take():
+    for h in (cl.Huber(1), cl.LeakyReLU(0), cl.SmoothedReLU(smoothing=1)):
+        assert all(type(number) is float for number in vars(h.ramp).values())

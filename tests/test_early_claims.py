@@ -116,3 +116,17 @@ def test_a_first_call_in_vain_is_not_made_again(launches, monkeypatch):
     start = problem.initial_image()
     cl.solve(problem, start=start)
     assert launches.count(("launch", "started")) == 0
+
+
+def test_graphs_survive_a_problem_that_turns_out_to_be_none(monkeypatch):
+    """A wrong method, and a gradient asked for at kinks: both after the first launch."""
+    graphs, problem = again(monkeypatch), stated(batch=1)
+    for _ in range(3):
+        cl.solve(problem, stop=STOP)
+    captures = graphs.captures
+    with pytest.raises(TypeError, match="method must be"):
+        cl.solve(problem, method="pdhg", stop=STOP)
+    with pytest.raises(ValueError, match="gradient need not vanish"):
+        cl.solve(problem, stop=cl.StopWhen(gradient=1e-3))
+    cl.solve(problem, stop=STOP)
+    assert graphs.captures == captures

@@ -93,7 +93,7 @@ def in_kernels(problem):
 
 def anchors(solver, state) -> list[str]:
     """Names of the anchors of a state, where somebody reads them."""
-    read = bool((state.memory.total >= solver._restarts.unread).any())
+    read = bool((state.memory.total >= solver._restarts.anchored_from).any())
     return ["anchor_u", "anchor_v"] if read else []
 
 

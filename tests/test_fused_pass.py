@@ -5,6 +5,8 @@ On a GPU, or on the threads of a CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from first_layers import NETWORKS, POOLED, ridge
@@ -110,3 +112,22 @@ def test_the_tangent_is_the_plain_one(name):
     steep = 1e-5 / ramp.width if ramp.width else 0.0  # a is known up to rounding
     error = torch.where(far, found - expected, 0.0).abs().amax()
     assert error <= (1e-6 + steep) * expected.abs().amax()
+
+
+def test_as_many_images_as_filters_share_the_biases_of_channels():
+    """Numbers after the biases of the channels belong to somebody else."""
+    network = (
+        cl.networks.ridge(channels=3, kernel=5)
+        .bind((1, 9, 11))
+        .to(device=DEVICE, dtype=torch.float32)
+    )
+    x = torch.rand(1, 1, 9, 11, dtype=torch.float32, device=DEVICE).expand(3, -1, -1, -1)
+    fused = FusedPass.of(network, x, x.dtype, network.output)
+    assert fused is not None
+    beyond = torch.cat([fused.bias, torch.full_like(fused.bias, 3.0)])
+    fused = replace(fused, bias=beyond[: len(fused.bias)])
+    V = network.layers[0].operators[0].convolution
+    value = fused.value(network.output, V.padding(x))
+    torch.testing.assert_close(value, value[:1].expand(3), rtol=1e-6, atol=0)
+    expected, _ = regularizer_at(network.to(dtype=torch.float64), x[:1].double())
+    torch.testing.assert_close(value[:1].double(), expected, rtol=1e-5, atol=0)

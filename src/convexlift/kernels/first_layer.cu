@@ -161,16 +161,16 @@ __device__ __forceinline__ float squared_distance(float4 a, float4 b)
 }
 
 // Restarts: anchor <- made, and sums of (made - origin)^2 and (made - anchor)^2 for the old anchor, over
-// `part` of the `size` numbers of an image. Up to iteration `unread`, nobody reads the second sum, nor the
+// `part` of the `size` numbers of an image. Before iteration `from`, nobody reads the second sum, nor the
 // anchor. `more` iterations are not in `numbers` yet.
 __global__ void __launch_bounds__(THREADS) moved_anchor(
     const float* __restrict__ made, const float* __restrict__ origin,
     float* __restrict__ anchor, float* squares,
-    const unsigned char* restarts, const double* numbers, double unread, int size, int part, int more)
+    const unsigned char* restarts, const double* numbers, double from, int size, int part, int more)
 {
     const Place here(1, 1);
     if (!restarts[here.image]) return;
-    const bool moves = numbers[gridDim.y + here.image] + more > unread;
+    const bool moves = numbers[gridDim.y + here.image] + more >= from;
     const long long begin = (long long)here.image * size, first = (long long)blockIdx.x * part;
     const long long end = begin + (first + part < size ? first + part : size);
     double far = 0.0, near = 0.0;

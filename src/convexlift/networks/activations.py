@@ -48,6 +48,11 @@ class Ramp:
     width: float = 0.0
     offset: float = 0.0
 
+    def __post_init__(self) -> None:
+        """As floats: kernels take the bits as they are."""
+        for name, number in vars(self).items():
+            object.__setattr__(self, name, float(number))
+
 
 class Activation(ProblemPart, ABC):
     """A convex function of one variable, applied to every entry (or of groups of channels).
@@ -276,7 +281,7 @@ class PiecewiseLinear(Activation):
     def scaled_slope(self, y: Tensor, t: Tensor, sigma: Tensor) -> Tensor:
         """clip(sigma y, lo t, hi t)."""
         (low, high), p = self.slopes, sigma * y
-        if t.shape[-1] != p.shape[-1]:  # no fast pass of a CPU repeats numbers within a row
+        if t.shape[-1:] != p.shape[-1:]:  # no fast pass of a CPU repeats numbers within a row
             return self.clip_to_slopes(p, t)
         return p.clamp_(scaled(t, low), scaled(t, high))
 

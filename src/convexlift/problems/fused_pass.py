@@ -140,5 +140,7 @@ class FusedPass:
         """Both as kernels read them; distances of the multipliers and biases of two images."""
         batch, multipliers = len(padded), multipliers.contiguous()
         weights = (padded.new_ones((batch, 1, 1, 1)) * weight).to(padded)
-        apart = [t[0].numel() if len(t) == batch else 0 for t in (multipliers, self.bias)]
+        biased = self.bias.numel() > len(self.filters)  # else there is one for each channel
+        of_images = multipliers, self.bias if biased else self.bias[None]
+        apart = [t[0].numel() if len(t) == batch > 1 else 0 for t in of_images]
         return weights, multipliers, apart

@@ -46,7 +46,7 @@ class CompiledGroup(Group):
         super().__init__(buffers, layer, iterate, restarts)
         x, v = buffers.u["x"], buffers.v[layer.name]
         self._norm, self._dual_weight = x.new_ones(()), x.new_ones(len(x))
-        self._unread = restarts.unread
+        self._anchored_from = restarts.anchored_from
         self._flags = torch.zeros(len(x), dtype=torch.uint8, device=x.device)
         self._squares = [x.new_zeros((len(x), -(-p[0].numel() // PART), 2)) for p in (x, v)]
 
@@ -96,7 +96,7 @@ class CompiledGroup(Group):
             (b.v[name], self.origin_v[name], b.anchor_v[name]),
         )
         for parts, squares in zip(blocks, self._squares, strict=True):
-            given = [*parts, squares, images, self.numbers, float(self._unread),
+            given = [*parts, squares, images, self.numbers, float(self._anchored_from),
                      parts[0][0].numel(), PART, more]  # fmt: skip
             self._launch("moved_anchor", given, squares.shape[1])
         begin, end = map(float, WHOLE_WAY)

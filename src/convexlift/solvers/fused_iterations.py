@@ -189,7 +189,7 @@ class FusedIterations(Iterations):
         self._grouped: RestartState | None = None  # the state whose counters and steps groups have
         self._groups: Groups | None = None  # these groups
         self._iterating = torch.empty(0)
-        self._unread = -1  # anchors of groups are not read up to this iteration
+        self._anchored_from = 0  # iterations before which groups read no anchors
 
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
@@ -197,7 +197,7 @@ class FusedIterations(Iterations):
         """In groups of iterations, if they fit (``fused_restarts``)."""
         if self._rest is not None or iterations % TEST_EVERY:
             return None
-        self._unread = restarts.unread
+        self._anchored_from = restarts.anchored_from
         self.load(state, active)
         assert self._machine is not None
         groups, known = self._machine.groups(restarts), state is self._grouped
@@ -252,7 +252,7 @@ class FusedIterations(Iterations):
 
     def _reads_anchors(self, state: RestartState) -> bool:
         """Else buffers hold no anchor, and states have another one."""
-        return bool((state.memory.total.numpy() >= self._unread).any())
+        return bool((state.memory.total.numpy() >= self._anchored_from).any())
 
     def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
         """Whether iterations are not waited for."""
@@ -349,7 +349,7 @@ class FusedIterations(Iterations):
         """In one launch, if the buffers and steps are those of the state."""
         known = state is self._holds and state is self._grouped
         if self._groups is None or not known or iterations > ROWS:
-            self._unread = -1  # those of an attempt are
+            self._anchored_from = 0  # an attempt reads them
             return super().attempt(state, iterations, images, shorter)
         self._holds = self._grouped = None
         with current(self._device):

@@ -135,12 +135,13 @@ class Iterations:
 
         ``measure``: whether ``residual`` will be called afterwards.
         """
-        steps = self.coupling.dual_steps(sigma)
+        steps, anchored = self.coupling.dual_steps(sigma), bool(mix[2].any())
         for a, b, e in torch.from_numpy(mix).to(self.w_u["x"]).unbind(1):
             self.old_u, self.old_v = self.w_u, self.w_v
             self.u, self.v = pdhg_update(self.saddle, self.w_u, self.w_v, tau, steps)
-            self.w_u = self.u * a + self.w_u * b + self.anchor_u * e
-            self.w_v = self.v * a + self.w_v * b + self.anchor_v * e
+            self.w_u, self.w_v = self.u * a + self.w_u * b, self.v * a + self.w_v * b
+            if anchored:
+                self.w_u, self.w_v = self.w_u + self.anchor_u * e, self.w_v + self.anchor_v * e
 
     def residual(self, tau: Blocks, sigma: Blocks) -> Tensor:
         """||P(w) - w|| of the last iteration in the metric of the steps, (B,), on the CPU."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +46,7 @@ def run(
     problem = problem.detach()
     with torch.no_grad(), full_precision():
         replays = Replays(InBoth(problem))
-        with replays.opened() if start is None else contextlib.nullcontext():
+        with replays.opened(launch=start is None):
             problem.regularizer.check_convexity()  # weights may have changed since the last check
             given, method = method, _chosen_method(problem, method)[0]
             if stop.gradient is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,14 +36,15 @@ class Restarts:
     recent: bool
 
     @cached_property
-    def unread(self) -> int:
-        """Nobody reads anchors of restarts up to this iteration: later ones move them again before.
+    def anchored_from(self) -> int:
+        """The first iteration with a restart whose anchor somebody reads; 0 for the start itself.
 
-        They are for Halpern iterations, and for recent displacements where those count.
+        Anchors are for Halpern iterations, and for recent displacements where those count. Until
+        then, later restarts move them again before anybody does.
         """
         due = sorted({0, *(t for t in self.rules.due if t <= self.rules.relaxed)})
-        soon = [t + 1 for t, then in pairwise(due) if then < WHOLE_WAY[0]]
-        return -1 if self.recent or not soon else soon[-1]
+        soon = [then + 1 for then in due[1:] if then < WHOLE_WAY[0]]
+        return 0 if self.recent or not soon else soon[-1]
 
     @cached_property
     def kind_of(self) -> tuple[Any, ...]:

@@ -140,19 +140,26 @@ class Replays:
         self._kind = words, modes, GRAPHS.stream(self._device)
         self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
 
-    def opened(self) -> contextlib.AbstractContextManager[None]:
-        """Launch what the last solve of this kind began with, so that a GPU works at once.
+    @contextlib.contextmanager
+    def opened(self, *, launch: bool) -> Iterator[None]:
+        """Perhaps launch what the last solve of this kind began with, so that a GPU works at once.
 
-        What is computed in the context does not wait for it.
+        What is computed in the context does not wait for it. Where this problem turns out to be
+        none, the graphs are left to later ones.
         """
-        if self._workshop is not None and self.replays and self._workshop.opening is not None:
+        context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if launch and self._workshop is not None and self.replays and self._workshop.opening:
             function, given = self._workshop.opening
             if (name := self._named(function, given)) is not None:
                 assert GRAPHS is not None
                 context = GRAPHS.beside(self._device)
                 self._opened = name, self.launched(function, *given)
-                return context
-        return contextlib.nullcontext()
+        try:
+            with context:
+                yield
+        except BaseException:
+            self.release()
+            raise
 
     def first(self, function: Function, *given: Any) -> Pending:
         """As ``launched``, for the first call of a solve: it may have been launched already."""

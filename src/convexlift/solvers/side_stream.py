@@ -10,14 +10,14 @@ import torch
 
 
 class _Streams(threading.local):
-    """One for each thread and device.
+    """One for each thread and stream beside which it works.
 
     Memory that is freed on a side stream is used again there, which is safe since its work waits
-    for the other stream first. With work of other threads it would not be.
+    for the other stream first. It would not be with work of other threads or streams.
     """
 
     def __init__(self) -> None:
-        self.of_devices: dict[torch.device, torch.cuda.Stream] = {}
+        self.of_streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
 
 
 STREAMS = _Streams()
@@ -29,9 +29,12 @@ def beside(device: torch.device) -> contextlib.AbstractContextManager[None]:
     Work after the context waits for that inside.
     """
     main = torch.cuda.current_stream(device)
-    if device not in STREAMS.of_devices:
-        STREAMS.of_devices[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return _beside(main, STREAMS.of_devices[device], main.record_event())
+    if main not in STREAMS.of_streams:
+        # Of another priority than streams on which graphs are captured, since all streams of one
+        # priority are among the same few.
+        side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        STREAMS.of_streams[main] = side
+    return _beside(main, STREAMS.of_streams[main], main.record_event())
 
 
 @contextlib.contextmanager
