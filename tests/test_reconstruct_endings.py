@@ -28,14 +28,14 @@ def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "in"),
          "-o", str(tmp_path / "out"), "--json", str(tmp_path / "all.json"), "--tolerance", "0",
-         "--max-iterations", "1000000000", "--time-limit", "4", "--regularizer", "tv"],
+         "--max-iterations", "1000000000", "--time-limit", "1.5", "--regularizer", "tv"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     deadline = time.time() + 60
     while not (tmp_path / "out" / "0.json").exists() and time.time() < deadline:
         time.sleep(0.1)
-    time.sleep(1.0)  # the second file is being solved
+    time.sleep(0.5)  # the second file is being solved
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
