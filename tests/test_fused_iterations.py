@@ -8,124 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from host_kernels import COMPILER, HostKernel
+from fused_problems import DEVICE, ON_GPU, baseline, compare, in_kernels, one_layer, solvers
 from marks import slow
 
 import convexlift as cl
-from convexlift.functionals.fidelity import Anchored
-from convexlift.kernels import first_layer
 from convexlift.problems.lifting import lift
-from convexlift.solvers import fused_iterations, restart_rules
+from convexlift.solvers import fused_iterations
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.fused_restarts import Groups
 from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.method import DoesNotApply
-from convexlift.solvers.pdhg import RestartedPDHG
-from convexlift.solvers.restart_rules import RestartRules
 from convexlift.solvers.saturated_head import SaturatedHead
 
 pytest.importorskip("triton")
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
-
-
-@pytest.fixture(params=["cuda", slow("cuda, low tiles"), slow("triton")])
-def dual_kernel(request, monkeypatch):
-    """Which kernel takes the dual half of an iteration."""
-    monkeypatch.setattr(first_layer, "FEW", 10**6 if "low" in request.param else 0)
-    if request.param == "triton":
-        monkeypatch.setattr(first_layer, "compiled", lambda *_, **__: None)
-    elif not ON_GPU:
-        if COMPILER is None:
-            pytest.skip("needs g++")
-        monkeypatch.setattr(first_layer, "compiled", HostKernel)
-    return request.param
-
-
-def one_layer(padding, smoothing, fidelity, kernel=3, size=(9, 12)) -> cl.VariationalProblem:
-    """Two images whose data, hence steps and restarts, are very different.
-
-    Tiles of 8 x 16 reach out of them.
-    """
-    torch.manual_seed(0)
-    net = cl.networks.ridge(channels=5, kernel=kernel, padding=padding, smoothing=smoothing)
-    y = torch.rand(2, 1, *size) * torch.tensor([0.3, 1.0])[:, None, None, None]
-    masked = cl.Mask(torch.rand(size) > 0.2)
-    data, operator = {
-        "L2": (cl.SquaredL2(y), masked),
-        "L1": (cl.L1(y, 0.7), masked),
-        "KL": (cl.KullbackLeibler((20 * y).round(), 0.5), cl.Identity()),
-        "anchored": (Anchored(cl.SquaredL2(y), y.flip(-1), 0.3), masked),
-    }[fidelity]
-    return cl.VariationalProblem(
-        fidelity=data, regularizer=net, weight=0.3, operator=operator, box=(0, None)
-    ).to(device=DEVICE, dtype=torch.float32)
-
-
-def baseline(smooth: bool = True) -> cl.VariationalProblem:
-    """A network with pooling by 16 and a dense layer, neither all on nor all off."""
-    torch.manual_seed(1)
-    net = cl.networks.baseline(image_size=32, channels=3, smoothing=0.01 if smooth else 0.0)
-    for parameter in net.parameters():
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    net.project_()
-    return cl.VariationalProblem(
-        fidelity=cl.SquaredL2(torch.rand(2, 1, 32, 32)), regularizer=net, weight=0.5, box=(0, 1)
-    ).to(device=DEVICE, dtype=torch.float32)
-
-
-def solvers(problem):
-    """With plain iterations, and with kernels."""
-    plain, fast = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
-    plain.iterations = Iterations(plain.saddle, plain.coupling)
-    fast.iterations = in_kernels(problem)
-    plain.rules = fast.rules = RestartRules(problem)
-    return plain, fast
-
-
-def in_kernels(problem):
-    """Kernels for a problem, interpreted where there is no GPU; raises ``DoesNotApply``."""
-    saddle = lift(problem)
-    return FusedIterations(saddle, Coupling(saddle), interpreted=not ON_GPU)
-
-
-def anchors(solver, state) -> list[str]:
-    """Names of the anchors of a state, where somebody reads them."""
-    read = bool((state.memory.total >= solver._restarts.anchored_from).any())
-    return ["anchor_u", "anchor_v"] if read else []
-
-
-def compare(problem, blocks, double=None):
-    """As many iterations by both, in blocks, and by the plain one in double precision."""
-    double = problem.to(dtype=torch.float64) if double is None else double
-    with torch.no_grad():
-        plain, fast = solvers(problem)
-        exact = RestartedPDHG(double, lift(double))
-        exact.iterations, exact.rules = Iterations(exact.saddle, exact.coupling), plain.rules
-        start = problem.initial_image()
-        expected = plain.advance(plain.start(start), sum(blocks))
-        reference = exact.advance(exact.start(start.double()), sum(blocks))
-        state = fast.start(start)
-        for count in blocks:
-            state = fast.advance(state, count)
-    # A block inherits the rounding of the others, so the largest of all sets the scale.
-    largest = max(part.abs().max() for part in (*reference.u.values(), *reference.v.values()))
-    for name in ("u", "v", "w_u", "w_v", *anchors(fast, state)):
-        for block, part in getattr(reference, name).items():
-            ours, usual = (
-                (getattr(run, name)[block] - part).abs().max() for run in (state, expected)
-            )
-            assert ours <= 4 * usual + 2e-6 * largest, (name, block, ours, usual)
-    for name in ("sigma", "tau"):
-        for block, part in getattr(expected, name).items():
-            torch.testing.assert_close(getattr(state, name)[block], part, rtol=1e-3, atol=0)
-    for name in ("inner", "total", "restart_next"):
-        torch.testing.assert_close(getattr(state.memory, name), getattr(expected.memory, name))
-    torch.testing.assert_close(
-        state.memory.residual_at_test, expected.memory.residual_at_test, rtol=1e-4, atol=1e-6
-    )
 
 
 @pytest.mark.sampled(5)
@@ -137,128 +32,6 @@ def compare(problem, blocks, double=None):
 )  # fmt: skip
 def test_one_layer(padding, smoothing, fidelity, kernel, size, dual_kernel):
     compare(one_layer(padding, smoothing, fidelity, kernel, size), [4, 3])  # 6 is a restart
-
-
-@pytest.mark.parametrize("trying", [[True, False], [True, True]])
-@pytest.mark.parametrize(("smoothing", "fidelity"), [(0.0, "L1"), slow(0.01, "L2")])
-def test_attempts_at_a_proof(smoothing, fidelity, trying, monkeypatch, dual_kernel):
-    """Of some images, while others iterate; then all continue as if there had been none.
-
-    Those of all images are one launch.
-    """
-    problem, both = one_layer("zero", smoothing, fidelity), torch.tensor([True, True])
-    images, first = torch.tensor(trying), torch.tensor([True, False])
-    found, launches = [], []
-    attempt = Groups.attempt
-    monkeypatch.setattr(Groups, "attempt", lambda *given: launches.append(1) or attempt(*given))
-    with torch.no_grad():
-        for solver in solvers(problem):
-            state = solver.advance(solver.start(problem.initial_image()), 10)
-            tried = solver.proving(state, 10, images, both)
-            assert torch.equal(tried.x[images], state.x[images])
-            again = solver.advance(solver.start(problem.initial_image()), 10)
-            expected = solver.advance(solver.advance(again, 10, both & ~images), 5, first)
-            after = solver.advance(tried, 5, first)
-            assert torch.equal(after.u["x"], expected.u["x"])
-            found.append((tried.x, *tried.v.values()))
-    assert len(launches) == all(trying)
-    for ours, plain in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("smoothing", "fidelity", "blocks"),
-    [(0.01, "L2", [10, 5, 10]), (0.0, "L1", [10, 10]), slow(0.0, "L1", [5, 10, 3, 7, 10]),
-     slow(0.0, "L2", [10, 10, 10])],
-    ids=str,
-)  # fmt: skip
-def test_groups_of_iterations_restart_by_themselves(
-    smoothing, fidelity, blocks, dual_kernel, monkeypatch
-):
-    """Relaxed iterations, Halpern iterations, and the change from one to the other."""
-    for name in ("RELAXED_AT_FIRST", "WITH_KINKS_IN_DATA"):
-        monkeypatch.setattr(restart_rules, name, 10)
-    if fidelity == "L1":  # states without copies of their own
-        monkeypatch.setattr(fused_iterations, "LARGE", 0)
-    groups = []
-    monkeypatch.setattr(
-        Groups, "run", lambda *given, run=Groups.run: groups.append(given[1]) or run(*given)
-    )
-    compare(one_layer("zero", smoothing, fidelity), blocks)
-    assert groups == [count for count in blocks if count % 5 == 0]
-
-
-@pytest.mark.parametrize("fidelity", ["L2", slow("L1")])
-def test_groups_of_some_images_are_those_of_all(fidelity, dual_kernel):
-    """Before and after an image ends."""
-    problem, active = one_layer("zero", 0.01, fidelity), torch.tensor([False, True])
-    with torch.no_grad():
-        _, fast = solvers(problem)
-        first = fast.iterations.set_aside(fast.advance(fast.start(problem.initial_image()), 5))
-        state = fast.advance(fast.advance(first, 5, active), 5, active)
-        _, other = solvers(problem)
-        expected = other.advance(other.start(problem.initial_image()), 15)
-    for name in ("u", "v", "w_u", "w_v", "sigma", "tau", *anchors(fast, state)):
-        for block, part in getattr(state, name).items():
-            assert torch.equal(part[0], getattr(first, name)[block][0])
-            assert torch.equal(part[1], getattr(expected, name)[block][1])
-    assert state.memory.total.tolist() == [5, 15]
-
-
-@pytest.mark.parametrize("fidelity", ["L2", slow("L1")])
-def test_a_state_whose_w_is_lost_restarts_from_its_images(fidelity, dual_kernel):
-    """And one whose w was set aside continues as if nothing had been computed since."""
-    problem = one_layer("zero", 0.01, fidelity)
-    with torch.no_grad():
-        _, fast = solvers(problem)
-        lent = fast.advance(fast.start(problem.initial_image()), 10)
-        own = fast.iterations.set_aside(lent)
-        once = fast.advance(lent, 5)
-        assert fast.iterations.continues(own)
-        assert not fast.iterations.continues(lent)
-        again = fast.advance(own, 5)
-        assert torch.equal(again.x, once.x)
-        restarted = fast.advance(lent, 5)
-        assert torch.equal(restarted.x, fast.advance(lent.restarted(), 5).x)
-    assert not torch.equal(restarted.x, once.x)
-    assert restarted.memory.total.tolist() == [15, 15]
-
-
-@pytest.mark.parametrize("fidelity", ["L1", slow("L2")])
-def test_relaxed_images_that_lag_behind_iterate_in_groups_of_their_own(
-    fidelity, monkeypatch, dual_kernel
-):
-    """As after an attempt at a proof: restarts are due at other times, here after 10 and 20."""
-    problem, second = one_layer("zero", 0.01, fidelity), torch.tensor([False, True])
-    groups, run = [], Groups.run
-    monkeypatch.setattr(Groups, "run", lambda *given: groups.append(given[1]) or run(*given))
-    found = []
-    with torch.no_grad():
-        for solver in solvers(problem):
-            state = solver.advance(solver.start(problem.initial_image()), 5)
-            state = solver.advance(solver.advance(state, 10, second), 10)
-            found.append(solver.advance(state, 5))
-    plain, fast = found
-    assert groups == [5, 10, 10, 10, 5, 5]
-    for name in ("inner", "total", "restart_next"):
-        assert torch.equal(getattr(fast.memory, name), getattr(plain.memory, name))
-    for name in ("u", "v", "sigma", *anchors(solver, fast)):
-        for block, part in getattr(plain, name).items():
-            torch.testing.assert_close(getattr(fast, name)[block], part, rtol=1e-3, atol=1e-5)
-
-
-def test_groups_serve_other_networks(monkeypatch, dual_kernel):
-    """Graphs of groups have no norms of filters in them."""
-    monkeypatch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
-    made = []
-    monkeypatch.setattr(
-        Groups, "__init__", lambda *given, init=Groups.__init__: made.append(1) or init(*given)
-    )
-    compare(one_layer("zero", 0.01, "L2"), [10])
-    other = one_layer("zero", 0.01, "L2")
-    other.regularizer.layers[0].skip.weight.data *= 3.0
-    compare(replace(other, weight=0.1), [10])
-    assert made == [1]
 
 
 @pytest.mark.parametrize("blocks", [[2, 1], slow([4, 3])], ids=str)
