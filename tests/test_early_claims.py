@@ -118,7 +118,7 @@ def test_a_first_call_in_vain_is_not_made_again(launches, monkeypatch):
     assert launches.count(("launch", "started")) == 0
 
 
-def test_graphs_survive_a_problem_that_turns_out_to_be_none(monkeypatch):
+def test_graphs_are_kept_when_a_problem_is_refused(monkeypatch):
     """A wrong method, and a gradient asked for at kinks: both after the first launch."""
     graphs, problem = again(monkeypatch), stated(batch=1)
     for _ in range(3):

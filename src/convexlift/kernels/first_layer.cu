@@ -161,8 +161,8 @@ __device__ __forceinline__ float squared_distance(float4 a, float4 b)
 }
 
 // Restarts: anchor <- made, and sums of (made - origin)^2 and (made - anchor)^2 for the old anchor, over
-// `part` of the `size` numbers of an image. Before iteration `from`, nobody reads the second sum, nor the
-// anchor. `more` iterations are not in `numbers` yet.
+// `part` of the `size` numbers of an image. Before iteration `from`, neither the second sum nor
+// the anchor is read, and the anchor stays. `more` iterations are not in `numbers` yet.
 __global__ void __launch_bounds__(THREADS) moved_anchor(
     const float* __restrict__ made, const float* __restrict__ origin,
     float* __restrict__ anchor, float* squares,

@@ -14,9 +14,9 @@ from torch import Tensor
 from convexlift.tensors import Blocks
 
 LARGE, PART = 2**25, 2**20
-"""Bytes from which tensors of a call are copied one by one, if they have at least PART (measured).
+"""From LARGE bytes on, tensors of at least PART bytes are copied one by one (measured).
 
-Launches then take less time than such copies, which are faster alone.
+One launch for several tensors saves time on the host, but copies fewer bytes per second.
 """
 
 
@@ -82,7 +82,7 @@ class Mailbox:
     def expected(self) -> Letter:
         """What was sent by all launches so far."""
         if self._arrived is not None:
-            self._arrived.record(self._stream)  # without it, a host takes longer to find this out
+            self._arrived.record(self._stream)  # looking up the current stream takes longer
         self._expected = Letter(self)
         return self._expected
 

@@ -186,10 +186,12 @@ class FusedIterations(Iterations):
         self._machine: Machine | None = None
         self._holds: RestartState | None = None  # the state whose iterate is in the buffers
         self._steps: tuple[Blocks, Blocks] | None = None  # of that state, on the host
-        self._grouped: RestartState | None = None  # the state whose counters and steps groups have
-        self._groups: Groups | None = None  # these groups
+        self._grouped: RestartState | None = (
+            None  # the state whose counters and steps are in the groups
+        )
+        self._groups: Groups | None = None  # those of ``_grouped``
         self._iterating = torch.empty(0)
-        self._anchored_from = 0  # iterations before which groups read no anchors
+        self._anchored_from = 0  # the first restart whose anchor is read
 
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
@@ -241,7 +243,7 @@ class FusedIterations(Iterations):
         return sum(part.nbytes for part in state.w_v.values()) <= LARGE
 
     def set_aside(self, state: RestartState) -> RestartState:
-        """With copies of the buffers; any anchor will do if nobody reads it."""
+        """With copies of the buffers; anchors are copied only if they will be read."""
         if state is not self._holds or not self.spares(state):
             return state
         u, v, reads = state.u, state.v, self._reads_anchors(state)
@@ -251,7 +253,10 @@ class FusedIterations(Iterations):
         return replace(state, w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v)
 
     def _reads_anchors(self, state: RestartState) -> bool:
-        """Else buffers hold no anchor, and states have another one."""
+        """Whether some image is past the first restart whose anchor is read.
+
+        Before that, the anchors in the buffers are arbitrary, and states have u and v instead.
+        """
         return bool((state.memory.total.numpy() >= self._anchored_from).any())
 
     def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:

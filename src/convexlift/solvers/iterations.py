@@ -172,7 +172,7 @@ class Iterations:
         return self.duals()
 
     def duals(self) -> Blocks:
-        """The v of the last iteration, for somebody to keep."""
+        """The v of the last iteration, which later ones leave alone."""
         return self.v
 
     def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:

@@ -338,7 +338,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         return [False] * batch if self.rules.extrapolated else candidates(self.saddle, batch)
 
     def note_usefulness(self, *useful: Tensor) -> None:
-        """Where attempts at a proof are of use (``usefulness``), if a start has found out."""
+        """Take over the images for which attempts are useful, if the start computed them."""
         if useful and not self.rules.extrapolated:
             self._candidates = (useful[0] > 0).tolist()
 

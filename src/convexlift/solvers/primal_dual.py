@@ -167,7 +167,7 @@ class PDHGSolver(Solver[StateT]):
         return None
 
     def note_usefulness(self, *useful: Tensor) -> None:
-        """Take over where attempts at a proof are of use (``attempts``), if a start found out."""
+        """Take over the images for which attempts are useful, if the start computed them."""
 
     def started(self, found: Any) -> StateT:
         """The state from what that call found."""

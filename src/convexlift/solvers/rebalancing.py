@@ -37,10 +37,10 @@ class Restarts:
 
     @cached_property
     def anchored_from(self) -> int:
-        """The first iteration with a restart whose anchor somebody reads; 0 for the start itself.
+        """The iteration of the first restart whose anchor is read; 0 if that of the start is.
 
-        Anchors are for Halpern iterations, and for recent displacements where those count. Until
-        then, later restarts move them again before anybody does.
+        Halpern iterations read anchors, and so do recent displacements where they count. Anchors of
+        earlier restarts are replaced before that.
         """
         due = sorted({0, *(t for t in self.rules.due if t <= self.rules.relaxed)})
         soon = [then + 1 for then in due[1:] if then < WHOLE_WAY[0]]

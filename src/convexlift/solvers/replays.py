@@ -144,8 +144,8 @@ class Replays:
     def opened(self, *, launch: bool) -> Iterator[None]:
         """Perhaps launch what the last solve of this kind began with, so that a GPU works at once.
 
-        What is computed in the context does not wait for it. Where this problem turns out to be
-        none, the graphs are left to later ones.
+        What is computed in the context does not wait for it. If an error is raised there, as for a
+        network that is not convex, the graphs are kept for later problems.
         """
         context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if launch and self._workshop is not None and self.replays and self._workshop.opening:
