@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from convexlift.decisions import decided
 from convexlift.descriptions import Described, Description, filters
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
-from convexlift.networks.maps import LinearMap, fetched, non_finite, total_weight
+from convexlift.networks.maps import LinearMap, any_below_zero, non_finite, total_weight
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape
 
@@ -273,33 +274,38 @@ class InputConvexNetwork(Described, nn.Module):
                     f"{layer.activation.slopes[0]:g}); only layers that read the image alone may, "
                     "such as the first layer"
                 )
-        if self.output.is_meta:
+        required = list(self._required())
+        numbers = [math.inf - total_weight(self), *(number for number, _ in required)]
+        if self.output.is_meta or not decided(any_below_zero(numbers)):
             return
-        maps = {name: each.smallest_weight() for name, each in self._nonnegative_maps()}
-        least = self.output.detach().min()
-        total, of_output, *of_maps = fetched(total_weight(self), least, *maps.values())
-        for name, place in () if total < math.inf else non_finite(self):
+        for name, place in non_finite(self):
             raise ValueError(f"{name} of the network is not finite at {place}; load it again")
-        for name, smallest in zip(maps, of_maps, strict=True):
-            if not smallest >= 0:  # also for NaN
-                raise ValueError(
-                    f"{name} has the weight {smallest:g}, but must be nonnegative for the "
-                    "network to be convex; construct it with nonnegative=True, or call "
-                    "network.project_() after each optimiser step"
-                )
-        for number, layer in self._numbered():
-            shares = layer.shares
-            if shares is not None and not bool((shares >= 0).all() and (shares.sum(1) > 0).all()):
-                raise ValueError(
-                    f"the shares of layer {number} must be nonnegative, and one of each channel "
-                    "positive, for the network to be convex; call network.project_() after each "
-                    "optimiser step"
-                )
-        if not of_output >= 0:
-            raise ValueError(
-                f"the output weights contain {of_output:g}, but must be nonnegative for the "
-                "network to be convex; call network.project_() after each optimiser step"
+        for least, fault in required:
+            if not float(least) >= 0:  # also for NaN
+                raise ValueError(fault.format(float(least)))
+
+    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
+        """Numbers that must be nonnegative, and the error otherwise, with {:g} for the number."""
+        must = "must be nonnegative for the network to be convex;"
+        project = "call network.project_() after each optimiser step"
+        for name, linear_map in self._nonnegative_maps():
+            yield (
+                linear_map.smallest_weight(),
+                (
+                    f"{name} has the weight {{:g}}, but {must} construct it with nonnegative=True, or "
+                    f"{project}"
+                ),
             )
+        for number, layer in self._numbered():
+            if (shares := layer.shares) is not None:
+                yield (
+                    2.0 * ((shares >= 0).all() & (shares.sum(1) > 0).all()) - 1,
+                    (
+                        f"the shares of layer {number} must be nonnegative, and one of each channel "
+                        f"positive, for the network to be convex; {project}"
+                    ),
+                )
+        yield self.output.detach().min(), f"the output weights contain {{:g}}, but {must} {project}"
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
         """The network as operators on images of one shape; ``detach`` cuts the autograd graph."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -99,13 +99,14 @@ def total_weight(module: nn.Module) -> Tensor | float:
     return torch.stack(torch._foreach_norm(parts, 1)).sum()
 
 
-def fetched(*numbers: Tensor | float) -> list[float]:
-    """Numbers on the host, in one transfer: a GPU is waited for once."""
+def any_below_zero(numbers: Iterable[Tensor | float]) -> Tensor:
+    """Whether a number is negative or NaN, or they are on several devices; without waiting."""
+    numbers = list(numbers)
     there = [number for number in numbers if isinstance(number, Tensor)]
-    if len({number.device for number in there}) > 1:
-        return [float(number) for number in numbers]
-    known = iter(torch.stack(there).tolist() if there else ())
-    return [next(known) if isinstance(number, Tensor) else number for number in numbers]
+    here = [number for number in numbers if not isinstance(number, Tensor)]
+    if len({number.device for number in there}) != 1 or not all(number >= 0 for number in here):
+        return torch.tensor(True)
+    return ~(torch.stack(there) >= 0).all()
 
 
 def non_finite(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:

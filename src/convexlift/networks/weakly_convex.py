@@ -8,7 +8,7 @@ form, with phi_c(t) = psi_c(t) + rho_c / (2 w_c) t^2 (Goujon, Neumayer, Unser 20
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,13 +74,11 @@ class WeaklyConvexNetwork(InputConvexNetwork):
         responses: Tensor = skip(x).square().flatten(2).sum(2)
         return self.convex_part().forward(x) - 0.5 * (self.concavity * responses).sum(1)
 
-    def check_convexity(self) -> None:
-        """Raise ValueError unless the convex part is convex, and rho_c >= 0."""
-        super().check_convexity()
-        if self._complete and not self.concavity.is_meta:
-            smallest = float(self.concavity.detach().min())
-            if not smallest >= 0:
-                raise ValueError(f"the concavity contains {smallest:g}, but must be nonnegative")
+    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
+        yield from super()._required()
+        if self._complete:
+            smallest = self.concavity.detach().min()
+            yield smallest, "the concavity contains {:g}, but must be nonnegative"
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:
         """Refused: what is bound is taken for convex."""

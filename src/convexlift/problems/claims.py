@@ -14,11 +14,11 @@ from torch import Tensor
 from convexlift.decisions import decided
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.operators.linear import LinearOperator
-from convexlift.problems.data_bound import can_hold_everywhere
+from convexlift.problems.data_bound import Scopes, can_hold_everywhere
 from convexlift.problems.minorant import proving_duals
 from convexlift.problems.network_duals import feasible_duals
 from convexlift.problems.packed_slopes import CODES
-from convexlift.problems.rigorous_bounds import bounds_below
+from convexlift.problems.rigorous_bounds import ProvenBound, bounds_below
 from convexlift.problems.rigorous_data import RigorousData
 from convexlift.problems.rigorous_regularizer import regularizer_above
 from convexlift.problems.rounding import (
@@ -28,6 +28,7 @@ from convexlift.problems.rounding import (
     total,
 )
 from convexlift.problems.variational import VariationalProblem
+from convexlift.side_streams import together
 from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
 
 RADIUS = 1.0
@@ -258,9 +259,13 @@ def proved(
     witness = Blocks(
         {n: part if part.dtype is CODES else part.to(y.dtype) for n, part in witness.items()}
     )
-    duals, numbers = proving_duals(problem, x.to(y.dtype), witness)
-    objective = objective_above(double, x.double())
-    bounds = bounds_below(double, x.double(), numbers, radius)
+    precise = x.double()
+
+    def below() -> tuple[Blocks, Scopes[ProvenBound]]:
+        duals, numbers = proving_duals(problem, x.to(y.dtype), witness)
+        return duals, bounds_below(double, precise, numbers, radius)
+
+    (duals, bounds), objective = together(below, partial(objective_above, double, precise))
     bound, near = bounds.everywhere, torch.zeros_like(objective, dtype=torch.bool)
     if bounds.near is not bounds.everywhere:
         everywhere, local = (

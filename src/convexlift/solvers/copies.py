@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.tensors import Blocks
+from convexlift.tensors import Blocks, unrepeated
 
 LARGE, PART = 2**25, 2**20
 """From LARGE bytes on, tensors of at least PART bytes are copied one by one (measured).
@@ -55,6 +55,24 @@ def clone_blocks(*vectors: Blocks) -> Iterator[Blocks]:
     """A copy of each block vector."""
     made = iter(clones([part for parts in vectors for part in parts.values()]))
     return (Blocks({name: next(made) for name in parts}) for parts in vectors)
+
+
+class Copies:
+    """Tensors of fixed addresses, to be filled with the values of others."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._parts = [unrepeated(tensor.detach()).clone() for tensor in tensors]
+        pairs = zip(self._parts, tensors, strict=True)
+        self.tensors = [part.expand(tensor.shape) for part, tensor in pairs]
+
+    def fill(self, tensors: list[Tensor]) -> None:
+        """Copy the values of tensors of the same shapes."""
+        copy_all(self._parts, [unrepeated(tensor) for tensor in tensors])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(part.nbytes for part in self._parts)
 
 
 class Mailbox:

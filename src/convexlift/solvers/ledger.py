@@ -213,7 +213,6 @@ class Ledger:
     def solution(self) -> Solution:
         """The result, once all images have ended."""
         self._settle()
-        self._replays.release()
         whole = unpacked(self.problem, self._whole())
         last = self.history.records[-1]
         numbers = torch.tensor(self._claimed, dtype=torch.float64).unbind(1)

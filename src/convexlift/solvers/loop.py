@@ -44,16 +44,18 @@ def run(
             f"stop must be a cl.StopWhen, for example cl.StopWhen(gap=1e-3); got {stop!r}"
         )
     problem = problem.detach()
-    with torch.no_grad(), full_precision():
-        replays = Replays(InBoth(problem))
+    with torch.no_grad(), full_precision(), Replays(InBoth(problem)) as replays:
         with replays.opened(launch=start is None):
-            problem.regularizer.check_convexity()  # weights may have changed since the last check
+            if not replays.is_open:  # else it is part of the call that has been launched
+                problem.regularizer.check_convexity()  # weights may have changed since the last one
             given, method = method, _chosen_method(problem, method)[0]
             if stop.gradient is not None:
                 _require_gradient(problem)
             solver = method.solver(problem)
         # Only the ledger references the first state, which is large, so that it can be freed.
         first = _first_state(replays, solver, start)
+        if replays.is_open:  # in vain
+            problem.regularizer.check_convexity()
         ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)
         del first
         fallback = PDHG() if given is None and _may_stall(problem, method) else None

@@ -26,11 +26,10 @@ from torch import Tensor
 from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
-from convexlift.solvers.copies import Mailbox, clones, copy_all
+from convexlift.side_streams import beside
+from convexlift.solvers.copies import Copies, Mailbox, clones
 from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
 from convexlift.solvers.rehearsal import Rehearsal
-from convexlift.solvers.side_stream import beside
-from convexlift.tensors import unrepeated
 
 Function = Callable[..., tuple[Any, Sequence[Tensor]]]
 """(both, *given) -> results, and (B,) numbers for the host."""
@@ -140,12 +139,17 @@ class Replays:
         self._kind = words, modes, GRAPHS.stream(self._device)
         self._workshop = IDLE.pop(self._kind, None) or Workshop()  # now owned by this object
 
+    def __enter__(self) -> Replays:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
     @contextlib.contextmanager
     def opened(self, *, launch: bool) -> Iterator[None]:
         """Perhaps launch what the last solve of this kind began with, so that a GPU works at once.
 
-        What is computed in the context does not wait for it. If an error is raised there, as for a
-        network that is not convex, the graphs are kept for later problems.
+        What is computed in the context does not wait for it.
         """
         context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if launch and self._workshop is not None and self.replays and self._workshop.opening:
@@ -157,9 +161,15 @@ class Replays:
         try:
             with context:
                 yield
-        except BaseException:
-            self.release()
+        except Exception:
+            if self.is_open:  # the reason, if its flag has not been looked at
+                self.both.problem.regularizer.check_convexity()
             raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has been launched that nobody has asked for so far."""
+        return self._opened is not None
 
     def first(self, function: Function, *given: Any) -> Pending:
         """As ``launched``, for the first call of a solve: it may have been launched already."""
@@ -317,24 +327,6 @@ class IdleWorkshops(dict[object, Workshop]):
 
 IDLE = IdleWorkshops()
 """``IDLE.clear()`` frees the memory of all of them."""
-
-
-class Copies:
-    """Tensors of fixed addresses, to be filled with the values of others."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._parts = [unrepeated(tensor.detach()).clone() for tensor in tensors]
-        pairs = zip(self._parts, tensors, strict=True)
-        self.tensors = [part.expand(tensor.shape) for part, tensor in pairs]
-
-    def fill(self, tensors: list[Tensor]) -> None:
-        """Copy the values of tensors of the same shapes."""
-        copy_all(self._parts, [unrepeated(tensor) for tensor in tensors])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(part.nbytes for part in self._parts)
 
 
 class _Changed(Exception):

@@ -280,10 +280,11 @@ def _continued(
 def started(
     both: InBoth, lifted: Lift, coupling: Coupling, headless: bool
 ) -> tuple[tuple[Blocks, Blocks, Blocks, Blocks, float | Tensor], tuple[Tensor, ...]]:
-    """u, v, tau, sigma and ``dual_weight`` of a start.
+    """u, v, tau, sigma and ``dual_weight`` of a start, of a problem that is checked again here.
 
     Numbers: whether all units are on if ``headless``, and where attempts at a proof are of use.
     """
+    both.problem.regularizer.check_convexity()  # weights may have changed since the last check
     problem, x = both.problem, both.problem.initial_image()
     numbers: tuple[Tensor, ...] = ()
     if headless and (head := SaturatedHead.of(problem)) is not None:
