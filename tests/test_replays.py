@@ -196,15 +196,19 @@ def test_weights_changed_in_place_are_noticed(graphs, monkeypatch):
     problem.regularizer.layers[0].skip.weight.data.mul_(0.5)
     again = stated(network=problem.regularizer)
     assert_same(cl.solve(again, stop=stop), ordinary(again, monkeypatch, stop=stop))
+    for _ in range(3):
+        cl.solve(again, stop=stop)
     captures, kept = graphs.captures, again.regularizer.output.data.clone()
     for wrong, error in ((-1.0, "nonnegative"), (math.nan, "not finite")):
         problem.regularizer.output.data[0] = wrong
-        for method in (None, cl.LBFGS()):  # which begins with another call
-            with pytest.raises(ValueError, match=error):
-                cl.solve(again, method=method, stop=stop)
+        with pytest.raises(ValueError, match=error):
+            cl.solve(again, stop=stop)
         problem.regularizer.output.data.copy_(kept)
         cl.solve(again, stop=stop)
     assert graphs.captures == captures
+    problem.regularizer.output.data[0] = -1.0
+    with pytest.raises(ValueError, match="nonnegative"):  # with another first call than before
+        cl.solve(again, method=cl.LBFGS(), stop=stop)
 
 
 def test_another_network_of_the_same_shapes(graphs, monkeypatch):

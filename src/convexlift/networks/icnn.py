@@ -274,9 +274,10 @@ class InputConvexNetwork(Described, nn.Module):
                     f"{layer.activation.slopes[0]:g}); only layers that read the image alone may, "
                     "such as the first layer"
                 )
+        if self.output.is_meta:
+            return
         required = list(self._required())
-        numbers = [math.inf - total_weight(self), *(number for number, _ in required)]
-        if self.output.is_meta or not decided(any_below_zero(numbers)):
+        if not decided(any_below_zero([math.inf - total_weight(self), *(n for n, _ in required)])):
             return
         for name, place in non_finite(self):
             raise ValueError(f"{name} of the network is not finite at {place}; load it again")
@@ -289,22 +290,15 @@ class InputConvexNetwork(Described, nn.Module):
         must = "must be nonnegative for the network to be convex;"
         project = "call network.project_() after each optimiser step"
         for name, linear_map in self._nonnegative_maps():
-            yield (
-                linear_map.smallest_weight(),
-                (
-                    f"{name} has the weight {{:g}}, but {must} construct it with nonnegative=True, or "
-                    f"{project}"
-                ),
+            fault = (
+                f"{name} has the weight {{:g}}, but {must} construct it with nonnegative=True, or"
             )
+            yield linear_map.smallest_weight(), f"{fault} {project}"
         for number, layer in self._numbered():
             if (shares := layer.shares) is not None:
-                yield (
-                    2.0 * ((shares >= 0).all() & (shares.sum(1) > 0).all()) - 1,
-                    (
-                        f"the shares of layer {number} must be nonnegative, and one of each channel "
-                        f"positive, for the network to be convex; {project}"
-                    ),
-                )
+                fine = (shares >= 0).all() & (shares.sum(1) > 0).all()
+                fault = f"the shares of layer {number} {must} one of each channel must be positive;"
+                yield 2.0 * fine - 1, f"{fault} {project}"
         yield self.output.detach().min(), f"the output weights contain {{:g}}, but {must} {project}"
 
     def bind(self, image_shape: Shape, *, detach: bool = True) -> BoundNetwork:

@@ -226,10 +226,9 @@ class FusedIterations(Iterations):
         b = self._held
         u, v, tau, sigma = clone_blocks(b.u, b.v, group.tau, group.sigma)
         self._anchor_u, self._anchor_v = b.anchor_u, b.anchor_v
-        state = replace(state, u=u, v=v, tau=tau, sigma=sigma, memory=memory)
-        reads = self._reads_anchors(state)
+        reads = self._reads_anchors(memory)
         return replace(
-            state, w_u=b.w_u, w_v=b.w_v,
+            state, u=u, v=v, tau=tau, sigma=sigma, memory=memory, w_u=b.w_u, w_v=b.w_v,
             anchor_u=b.anchor_u if reads else u, anchor_v=b.anchor_v if reads else v,
             origin_u=group.origin_u, origin_v=group.origin_v,
         )  # fmt: skip
@@ -246,23 +245,24 @@ class FusedIterations(Iterations):
         """With copies of the buffers; anchors are copied only if they will be read."""
         if state is not self._holds or not self.spares(state):
             return state
-        u, v, reads = state.u, state.v, self._reads_anchors(state)
+        u, v, reads = state.u, state.v, self._reads_anchors(state.memory)
         anchors = (state.anchor_u, state.anchor_v) if reads else ()
         w_u, w_v, *copied = clone_blocks(state.w_u, state.w_v, *anchors)
         anchor_u, anchor_v = copied or (u, v)
         return replace(state, w_u=w_u, w_v=w_v, anchor_u=anchor_u, anchor_v=anchor_v)
 
-    def _reads_anchors(self, state: RestartState) -> bool:
+    def _reads_anchors(self, memory: RestartMemory) -> bool:
         """Whether some image is past the first restart whose anchor is read.
 
         Before that, the anchors in the buffers are arbitrary, and states have u and v instead.
         """
-        return bool((state.memory.total.numpy() >= self._anchored_from).any())
+        return max(memory.total.tolist()) >= self._anchored_from
 
-    def only_launches(self, state: RestartState, *, relaxed: bool) -> bool:
-        """Whether iterations are not waited for."""
-        decides = relaxed or self._layer.compiled is not None
-        return decides and self._rest is None and state.w_u.device.type == "cuda"
+    def only_launches(self, state: RestartState, relaxed: float) -> bool:
+        """Whether iterations are not waited for; those before ``relaxed`` have no decisions."""
+        if self._rest is not None or state.w_u.device.type != "cuda":
+            return False
+        return self._layer.compiled is not None or max(state.memory.total.tolist()) < relaxed
 
     def steps(self, state: RestartState) -> tuple[Blocks, Blocks]:
         """On the host, which writes the table; fetching them would wait for the device."""
@@ -282,7 +282,7 @@ class FusedIterations(Iterations):
             self._machine = self._made(state.w_u, state.w_v)
         b = self._machine.buffers
         copy_blocks((b.w_u, b.w_v), (state.w_u, state.w_v))
-        if self._reads_anchors(state):
+        if self._reads_anchors(state.memory):
             copy_blocks((b.anchor_u, b.anchor_v), (state.anchor_u, state.anchor_v))
         with current(self._device), first_launch():
             self._machine.spread()
@@ -371,7 +371,7 @@ class FusedIterations(Iterations):
         b, self._steps = self._held, (tau, sigma)
         u, v, w_u, w_v = clone_blocks(b.u, b.v, b.w_u, b.w_v)
         if self._anchor_v is b.anchor_v:
-            reads = self._reads_anchors(state)
+            reads = self._reads_anchors(state.memory)
             self._anchor_u, self._anchor_v = (
                 clone_blocks(b.anchor_u, b.anchor_v) if reads else (u, v)
             )

@@ -14,6 +14,8 @@ variables several times: relaxed groups without restarts have graphs of their ow
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,24 +56,35 @@ class Groups:
 
         Counters of relaxed images must be alike. Those that tried for a proof lag behind.
         """
-        images, total = active.numpy(), memory.total.numpy()
-        if (total[images] % TEST_EVERY).any():
+        images, total = active.tolist(), memory.total.tolist()
+        iterating = list(itertools.compress(total, images))
+        if any(count % TEST_EVERY for count in iterating):
             return []
-        relaxed = images & (total < self.group.rules.relaxed)
-        kinds = np.full_like(total, -1)
-        if relaxed.any():  # else it may be on its way whether restarts are due
-            kinds = np.where(relaxed, 2 * total + memory.restart_next.numpy(), -1)
-        return [torch.from_numpy(images & (kinds == kind)) for kind in np.unique(kinds[images])]
+        limit = self.group.rules.relaxed
+        if min(iterating) >= limit:  # it may be on its way whether restarts are due
+            return [active]
+        due = memory.restart_next.tolist()
+        kinds = [(n, d) if n < limit else None for n, d in zip(total, due, strict=True)]
+        found = dict.fromkeys(itertools.compress(kinds, images))
+        if len(found) == 1:
+            return [active]
+        return [active & torch.tensor([each == kind for each in kinds]) for kind in found]
 
     def begin(self, memory: RestartMemory, images: Tensor) -> None:
         """Take over counters, and which images iterate."""
-        self.group.take(memory)
-        self.choose(images)
+        fresh = not any(memory.total.tolist())
+        if not fresh:
+            self.group.take(memory)
+        self.choose(images, fresh=fresh)
 
-    def choose(self, images: Tensor) -> None:
-        """Take over which images iterate: not others than before, whose counters are unknown."""
+    def choose(self, images: Tensor, *, fresh: bool = False) -> None:
+        """Take over which images iterate: not others than before, whose counters are unknown.
+
+        ``fresh``: they have not iterated so far.
+        """
         self._active, self._images = images, images.numpy()
         self.group.choose(images)
+        self._launch(self.group.begin, fresh)
 
     def run(self, iterations: int, before: RestartMemory) -> RestartMemory:
         """Iterate; the counters after that, those of other images as they were."""
@@ -87,7 +100,10 @@ class Groups:
             memory = group.rules.relaxed_on(memory, plan, due)
         left = iterations // TEST_EVERY - len(plan)
         if left and (memory.total.numpy()[images] == group.rules.relaxed).any():
-            group.take(memory)
+            if plan:
+                self._launch(group.end_relaxed, int(memory.inner[one]), due)
+            else:
+                group.take(memory)
         if left and group.decides:
             self._launch(group.several, left)
             return self._arriving(memory.total + TEST_EVERY * left, before)
@@ -158,7 +174,8 @@ class Group:
         self.tau = Blocks({name: x.new_ones(batch) for name in buffers.u})
         self.sigma = Blocks({name: x.new_ones(batch) for name in buffers.v})
         self._active = torch.ones(batch, dtype=torch.bool, device=x.device)
-        self.numbers = RestartMemory.at_start(batch).packed().to(x.device)
+        self._at_start = RestartMemory.at_start(batch).packed().to(x.device)
+        self.numbers = self._at_start.clone()
         self._total = self.numbers[1]
         self._mixes = x.new_tensor([RESTART, RELAXED])
 
@@ -182,7 +199,15 @@ class Group:
 
     def choose(self, active: Tensor) -> None:
         """Take over which images iterate."""
-        self._active.copy_(active, non_blocking=True)
+        if bool(active.all()):
+            self._active.fill_(True)
+        else:
+            self._active.copy_(active, non_blocking=True)
+
+    def begin(self, fresh: bool) -> None:
+        """Write the steps of the images that iterate; and counters, if they are ``fresh``."""
+        if fresh:
+            self.numbers.copy_(self._at_start)
         self._write_steps(self.tau, self.sigma)
         self._buffers.table[:TEST_EVERY, :, MIX] = self._mixes[1]
 
@@ -202,6 +227,12 @@ class Group:
                 first.copy_(self._mixes[1])
             self._iterate(TEST_EVERY - restart, left == 1)
             self._total.add_(TEST_EVERY)
+
+    def end_relaxed(self, inner: int, restart: bool) -> None:
+        """The counters of images that have just taken their last relaxed iteration."""
+        for row, number in enumerate((inner, self.rules.relaxed, restart)):
+            self.numbers[row] = number
+        self.numbers[3:] = math.inf
 
     def halpern(self, restart: bool, first: bool) -> None:
         """Five reflected Halpern iterations; ``restart``: of some images, in the first one.

@@ -248,8 +248,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         running = self.iterations
         if not isinstance(running, FusedIterations) or self._needs_w:
             return False
-        relaxed = bool((state.memory.total < self.rules.relaxed).all())
-        return running.only_launches(state, relaxed=relaxed)
+        return running.only_launches(state, self.rules.relaxed)
 
     def finished(self, state: RestartState) -> RestartState:
         """w and the anchors are not needed to resume."""

@@ -217,10 +217,10 @@ class SaturatedPDHG(Solver[SaturatedState]):
         """Several iterations with each solver that has images."""
         without, full, holds = state.without, state.full, state.holds
         active = torch.ones_like(holds) if active is None else active
-        if without is not None and bool((active & holds).any()):
-            without = self.without.advance(without, iterations, active & holds)
-        if full is not None and bool((active & ~holds).any()):
-            full = self.full.advance(full, iterations, active & ~holds)
+        if without is not None and bool((images := active & holds).any()):
+            without = self.without.advance(without, iterations, images)
+        if full is not None and bool((images := active & ~holds).any()):
+            full = self.full.advance(full, iterations, images)
         return replace(state, without=without, full=full)
 
     def provable(self, state: SaturatedState) -> list[bool]:
@@ -252,8 +252,7 @@ class SaturatedPDHG(Solver[SaturatedState]):
     def reconsider(self, state: SaturatedState, saturated: Tensor | None) -> SaturatedState:
         """Images that left the saturated region get their last layer back, permanently."""
         assert saturated is not None
-        left = state.holds & ~saturated
-        if not bool(left.any()):
+        if bool(saturated.all()) or not bool((left := state.holds & ~saturated).any()):
             return state
         full = self.full.start(state.x, state.duals)
         if state.full is not None:
