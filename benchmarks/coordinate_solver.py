@@ -21,8 +21,8 @@ from torch import Tensor
 
 import convexlift as cl
 from convexlift.functionals.terms import DualFidelityTerm, DualTerm, LastLayerTerm
-from convexlift.operators.convolution import SpectralFilter
 from convexlift.operators.lanczos import lanczos_norm
+from convexlift.operators.spectral import SpectralFilter
 from convexlift.problems.lifting import SaddlePointProblem, lift
 from convexlift.problems.network_duals import DATA_DUAL
 from convexlift.solvers.coupling import SAFETY

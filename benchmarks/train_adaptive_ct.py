@@ -27,8 +27,8 @@ from training_crops import Data
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork
 from convexlift.networks.adaptive import UNSTATED_NOISE
-from convexlift.operators.convolution import filtered
 from convexlift.operators.linear import LinearOperator
+from convexlift.operators.spectral import filtered
 from convexlift.solvers.spectral_steps import majorant
 from convexlift.tasks import SparseViewCT
 from convexlift.training import ImageSet

@@ -11,6 +11,7 @@ from parts import kernel, random
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import convexlift as cl
+from convexlift.operators import convolution
 from convexlift.operators.convolution import BOUNDARIES, ConvolutionOperator, Padding
 from convexlift.operators.imaging import (
     DenseOperator,
@@ -138,6 +139,18 @@ def test_convolution_is_that_of_torch(padding, stride):
     theirs.weight.data.copy_(w)
     ours = ConvolutionOperator(w, SHAPE, stride, padding)
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("channels", "k"), [(1, 5), (2, 5), (3, 3), (4, 1), (1, 11)])
+def test_adjoint_in_parts_is_that_of_torch(channels, k, dtype, monkeypatch):
+    """With a few and with many sums along columns, in parts of rows that overlap."""
+    monkeypatch.setattr(convolution, "SHARES", 1)
+    weight, y = weights(6, channels, k, k), random(2, 6, 37, 20)
+    operator = ConvolutionOperator(weight.to(dtype), (channels, 37, 20))
+    exact = torch.nn.functional.conv_transpose2d(y, weight)
+    error = (operator.adjoint_on_padded(y.to(dtype)) - exact).abs().max()
+    assert error < 4 * torch.finfo(dtype).eps * exact.abs().max()
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)

@@ -7,7 +7,7 @@ import torch
 
 import convexlift as cl
 from convexlift import phantoms
-from convexlift.operators.convolution import SpectralFilter, energies
+from convexlift.operators.spectral import SpectralFilter, energies
 from convexlift.problems.network_duals import BOX_DUAL
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.primal_dual import lifted_start

@@ -33,6 +33,8 @@ PATCHES = 2**19
 """Numbers in the patches that a convolution in double precision copies at once (4 MB)."""
 SHARES = 2**20
 """Shares of taps that an adjoint computes at once (4 MB), but of ``FEW_ROWS`` at least."""
+MANY_SUMS = 9
+"""Columns of taps times channels from which a convolution is the faster way to sum (measured)."""
 FEW_ROWS = 16
 """Rows that an adjoint computes at once at least, since those of two parts overlap."""
 FOLDED = 2**27
@@ -216,29 +218,41 @@ class ConvolutionOperator(LinearOperator):
     def adjoint_on_padded(self, y: Tensor) -> Tensor:
         """The adjoint of the convolution alone, onto the padded input; for stride 1.
 
-        On CPUs by one matrix product, which gives the share of every tap, a few rows at a time, as
-        fit a cache; the shares are added up along the columns, then along the rows. That is
-        several times faster than conv_transpose2d.
+        On CPUs a few rows at a time, as fit a cache: the shares of all taps are added up along the
+        columns, then along the rows. That is several times faster than conv_transpose2d.
         """
         if y.device.type != "cpu":
             double = y.dtype == torch.float64
             return self._adjoint_by_taps(y) if double else F.conv_transpose2d(y, self.weight)
-        out_channels, channels, rows, columns = self.weight.shape
-        kernels = self.weight.permute(2, 3, 1, 0).reshape(-1, out_channels)  # row, column, in
+        _, channels, rows, columns = self.weight.shape
         batch, _, height, width = y.shape
         total = y.new_zeros((batch, channels, height + rows - 1, width + columns - 1))
-        step = max(FEW_ROWS, SHARES // (batch * len(kernels) * width))
+        convolve = columns * channels >= MANY_SUMS and y.dtype == torch.float32
+        shares = columns * channels * (1 if convolve else rows)
+        step = max(FEW_ROWS, SHARES // (batch * shares * width))
         for top in range(0, height, step):
-            here = y[:, :, top : top + step]
-            size = here.shape[2]
-            shares = (kernels @ here.flatten(2)).reshape(batch, rows, -1, size, width)
-            sums = y.new_zeros((batch, columns * channels, size + rows - 1, width))
-            for i in range(rows):
-                sums[:, :, i : i + size] += shares[:, i]
-            below = total[:, :, top : top + size + rows - 1]
+            sums = self._sums_along_columns(y[:, :, top : top + step], convolve=convolve)
+            below = total[:, :, top : top + sums.shape[2]]
             for j in range(columns):
                 below[..., j : j + width] += sums[:, j * channels : (j + 1) * channels]
         return total
+
+    def _sums_along_columns(self, y: Tensor, *, convolve: bool) -> Tensor:
+        """Shares of taps, summed along each column: (B, columns * in, H + rows - 1, W).
+
+        By a convolution, or by a matrix product for the shares and shifted sums of these.
+        """
+        rows = self.weight.shape[2]
+        kernels = self.weight.permute(2, 3, 1, 0).flatten(1, 2)  # row; column and in; out
+        if convolve:
+            turned = kernels.permute(1, 2, 0).flip(2)[..., None]
+            return F.conv2d(y, turned, padding=(rows - 1, 0))
+        batch, _, height, width = y.shape
+        shares = (kernels.flatten(0, 1) @ y.flatten(2)).reshape(batch, rows, -1, height, width)
+        sums = y.new_zeros((batch, kernels.shape[1], height + rows - 1, width))
+        for i, share in enumerate(shares.unbind(1)):
+            sums[:, :, i : i + height] += share
+        return sums
 
     def _adjoint_by_taps(self, y: Tensor) -> Tensor:
         """A matrix product for each row of taps, then shifts: much faster in double precision."""
@@ -356,45 +370,3 @@ def _norm_on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
         )
     grams = (torch.einsum("c...,d...->...cd", f.conj(), f) for f in spectra)
     return math.sqrt(float(torch.linalg.eigvalsh(functools.reduce(Tensor.add_, grams)).max()))
-
-
-class SpectralFilter(LinearOperator):
-    """A x = F^-1 (s F x) with real s, on the torus; self-adjoint.
-
-    ``spectrum`` is s, (H, W//2 + 1), as ``torch.fft.rfft2`` orders frequencies; it does not
-    determine the ``width`` W.
-    """
-
-    def __init__(self, spectrum: Tensor, width: int) -> None:
-        self.spectrum = spectrum
-        self.size = (spectrum.shape[-2], width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """F^-1 (s F x)."""
-        return filtered(x, self.spectrum)
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """The same."""
-        return filtered(y, self.spectrum)
-
-
-def filtered(x: Tensor, spectrum: Tensor) -> Tensor:
-    """F^-1 (s F x) for images (B, C, H, W); s may differ from image to image, (B, 1, H, W//2+1)."""
-    image: Tensor = torch.fft.irfft2(spectrum * torch.fft.rfft2(x), s=x.shape[-2:])
-    return image
-
-
-def energies(x: Tensor) -> Tensor:
-    """e = |F x|^2, (B, C, H, W//2 + 1), with <x, A x> = <s, e> for a ``SpectralFilter`` A."""
-    height, width = x.shape[-2:]
-    squares: Tensor = torch.fft.rfft2(x).abs().square() / (height * width)
-    # The half spectrum leaves out the mirror images of these columns.
-    squares[..., 1 : (width + 1) // 2] *= 2
-    return squares
-
-
-def frequencies(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """|xi| in cycles per pixel, (H, W//2 + 1)."""
-    rows = torch.fft.fftfreq(height, dtype=dtype, device=device)
-    columns = torch.fft.rfftfreq(width, dtype=dtype, device=device)
-    return torch.hypot(rows[:, None], columns)

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from convexlift.operators.convolution import SpectralFilter, energies, filtered
 from convexlift.operators.linear import LinearOperator, lanczos_norm
+from convexlift.operators.spectral import SpectralFilter, energies, filtered
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import SAFETY, Coupling

@@ -22,9 +22,9 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from convexlift.operators.convolution import SpectralFilter
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import LinearOperator, lanczos_norm
+from convexlift.operators.spectral import SpectralFilter
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.network_duals import BOX_DUAL, DATA_DUAL, dual_names
 from convexlift.problems.variational import VariationalProblem

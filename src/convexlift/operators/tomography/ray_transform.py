@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from convexlift.double_precision import near_double
-from convexlift.operators.convolution import frequencies
 from convexlift.operators.linear import LinearOperator
+from convexlift.operators.spectral import frequencies
 from convexlift.operators.tomography.filtered_backprojection import (
     angle_shares,
     filtered,
