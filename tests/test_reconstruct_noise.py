@@ -301,6 +301,7 @@ def test_photons_are_counted_in_line_integrals():
     counts = torch.poisson(5e3 * torch.exp(-p), generator=generator())
     integrals = -torch.log(counts / 5e3)
     assert photons_of(integrals[None, None]) == pytest.approx(5e3, rel=0.15)
+    assert photons_of(p[None, None]) is None  # rounding is no noise
 
 
 def test_noise_says_what_it_is():

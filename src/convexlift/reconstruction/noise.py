@@ -326,7 +326,8 @@ def photons_of(integrals: Tensor) -> float | None:
         return None
     scaled = F.conv2d(integrals, kernel).abs() * torch.exp(-smooth[..., 1:-1, 1:-1] / 2)
     level = float(scaled.median()) / _NORMAL_MEDIAN
-    return level**-2 if scaled.numel() >= FEWEST and level > 0 else None
+    rounding = torch.finfo(integrals.dtype).eps * float(integrals.abs().max())
+    return level**-2 if scaled.numel() >= FEWEST and level > rounding else None
 
 
 class _Impulses(NamedTuple):
