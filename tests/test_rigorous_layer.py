@@ -190,7 +190,8 @@ def test_little_contrast_is_certified_as_well():
     double, x = in_double(problem), y.double()
     value = double.weight * double.network.value(double.network.forward(x).z[-1])
     assert 0 < float((regularizer_above(double, x) - value) / value) < 1e-8
-    assert cl.solve(problem, stop=cl.StopWhen(gap=1e-6)).status == (cl.Status.CONVERGED,)
+    # Iterations in single precision end at 1.0e-6 to 1.4e-6, depending on the processor.
+    assert cl.solve(problem, stop=cl.StopWhen(gap=5e-6)).status == (cl.Status.CONVERGED,)
 
 
 @pytest.mark.skipif(ON_GPU, reason="for CPUs")
