@@ -32,7 +32,7 @@ import torch
 from gpu_iteration import CASES, problem
 
 import convexlift as cl
-from convexlift.solvers import fused_iterations, loop, replays
+from convexlift.solvers import cuda_graphs, fused_iterations, loop, replays
 from convexlift.solvers.ledger import Ledger
 from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 
@@ -100,7 +100,7 @@ def parts(device: str, quick: bool) -> Iterator[Row]:
 
             replays.GRAPHS = None
             plain, without = solve(), seconds(solve, device, quick)
-            replays.GRAPHS = replays.CudaGraphs()
+            replays.GRAPHS = cuda_graphs.CudaGraphs()
             warm = [round(1e3 * once(solve, device), 1) for _ in range(3)]
             whole = seconds(solve, device, quick)
             with watched(device) as spent:

@@ -7,13 +7,13 @@ import contextlib
 import torch
 
 import convexlift as cl
-from convexlift.solvers import replays
+from convexlift.solvers import cuda_graphs, recordings, replays
 from convexlift.solvers.kinds import kind_of
 
 HERE = torch.device("cpu")
 
 
-class Again(replays.CudaGraphs):
+class Again(cuda_graphs.CudaGraphs):
     """Instead of a graph: the launches once more, into the same results."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def again(monkeypatch) -> Again:
     """Put it in place of graphs, with nothing recorded so far."""
     made = Again()
     monkeypatch.setattr(replays, "GRAPHS", made)
-    monkeypatch.setattr(replays, "IDLE", replays.IdleWorkshops())
+    monkeypatch.setattr(replays, "IDLE", recordings.IdleWorkshops())
     return made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from replaying import again, assert_same, ordinary, stated
@@ -22,15 +24,15 @@ def launches(monkeypatch):
     order: list[tuple[str, str]] = []
     launched = Replays.launched
 
-    def logged(self, function, *given):
+    def logged(self, function, *given, **options):
         order.append(("launch", function.__name__))
-        pending = launched(self, function, *given)
+        pending = launched(self, function, *given, **options)
 
         def wait():
             order.append(("wait", function.__name__))
             return pending.wait()
 
-        return type(pending)(pending.found, wait)
+        return replace(pending, wait=wait)
 
     again(monkeypatch)
     monkeypatch.setattr(Replays, "launched", logged)

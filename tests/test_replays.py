@@ -13,7 +13,11 @@ import torch
 from replaying import again, assert_same, baseline, ordinary, stated
 
 import convexlift as cl
-from convexlift.solvers import replays
+from convexlift.problems.claims import InBoth
+from convexlift.problems.data_bound import Scopes
+from convexlift.solvers import cuda_graphs, recordings, replays
+from convexlift.solvers.copies import Copies, Mailbox
+from convexlift.tensors import Blocks
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,7 @@ def test_later_solves_replay_everything(reads_data, graphs):
         cl.solve(stated(seed, network, batch=1, **options))
     captures, before = graphs.captures, graphs.replays
     solution = cl.solve(stated(2, network, batch=1, **options))
-    assert graphs.captures == captures == 3
+    assert graphs.captures == captures == 4
     # The initial image, all checks, and the claim.
     assert graphs.replays == before + 1 + len(solution.history) + 1
 
@@ -172,7 +176,7 @@ def test_copies_do_not_keep_problems_alive():
 @pytest.mark.single_precision
 @pytest.mark.parametrize("case", CASES)
 def test_graphs_on_a_gpu(case, monkeypatch):
-    graphs = replays.CudaGraphs()
+    graphs = cuda_graphs.CudaGraphs()
     monkeypatch.setattr(replays, "GRAPHS", graphs)
     options = {"network": lambda: cl.networks.ridge(channels=4, smoothing=0.01)} | CASES[case]
     network = options.pop("network")()
@@ -218,3 +222,74 @@ def test_another_network_of_the_same_shapes(graphs, monkeypatch):
         with torch.enable_grad():
             assert_same(cl.solve(problem, stop=stop), ordinary(problem, monkeypatch, stop=stop))
     assert len(replays.IDLE) == 1
+
+
+def doubled(both, x, blocks):
+    """A call for tests: 2 x + v, its first block as it is, and the sum of each image."""
+    result = 2 * x + blocks["v"]
+    return (result, blocks["v"]), (result.flatten(1).sum(1),)
+
+
+@torch.no_grad()
+def test_graphs_read_buffers_in_place_of_copies(graphs):
+    calls, buffers = replays.Replays(InBoth(stated())), torch.zeros(2, 2, 1, 3, 3)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        buffers.copy_(value * torch.rand(2, 2, 1, 3, 3))
+        x, v = buffers.clone()
+        mirrors = list(zip((x, v), buffers.unbind(), strict=True))
+        (result, same), (numbers,) = calls.launched(doubled, x, Blocks({"v": v}), mirrors=mirrors)()
+        assert same is v
+        assert torch.equal(result, 2 * x + v)
+        assert torch.equal(numbers, result.flatten(1).sum(1))
+    assert (graphs.captures, graphs.replays) == (1, 3)
+    made = list(calls._workshop.recordings.values())
+    assert [each.copies.nbytes for each in made] == [0]
+    # Without buffers, decisions are known already; a copy with other strides has no mirror.
+    (result, _), _ = calls(doubled, x, Blocks({"v": v}))
+    assert torch.equal(result, 2 * x + v)
+    turned = x.mT.contiguous().mT
+    (result, _), _ = calls.launched(
+        doubled, turned, Blocks({"v": v}), mirrors=[(turned, buffers[0])]
+    )()
+    assert torch.equal(result, 2 * x + v)
+    assert graphs.captures == 2
+
+
+def test_recordings_do_not_keep_buffers_alive():
+    """Nor do the functions that make results from others."""
+    x, buffer = torch.rand(2, 3), torch.rand(2, 3)
+    copies = Copies([x, x], [None, buffer])
+    mine, held = copies.tensors
+    recording, mailbox = recordings.Recording([], 1), Mailbox(torch.zeros(0))
+    found = Scopes(Blocks({"x": 2 * mine, "v": held}), Blocks({"v": held}))
+    recording.take(copies, mailbox, lambda: None, (found, 0))
+    alive = weakref.ref(held)
+    del mine, held, found
+    assert alive() is None
+    results, _ = recording.play([x, buffer])()
+    assert results.everywhere["v"] is results.near["v"] is buffer
+
+
+@torch.no_grad()
+def test_buffers_that_move_again_and_again_are_copied(graphs):
+    calls, alive = replays.Replays(InBoth(stated())), []
+    for _ in range(recordings.MOVES + 4):
+        x, v = torch.rand(2, 2, 1, 3, 3)
+        alive.append(x.clone())
+        (result, _), _ = calls.launched(doubled, x, Blocks({"v": v}), mirrors=[(x, alive[-1])])()
+        assert torch.equal(result, 2 * x + v)
+    assert len(calls._workshop.recordings) == recordings.MOVES + 1
+
+
+@torch.no_grad()
+def test_results_are_mirrored_where_the_graph_computes_them(graphs):
+    calls = replays.Replays(InBoth(stated()))
+    for _ in range(4):
+        x, v = torch.rand(2, 2, 1, 3, 3)
+        first = calls.launched(doubled, x, Blocks({"v": v}))
+        (result, _), _ = first()
+        again, _ = calls.launched(doubled, result, Blocks({"v": v}), mirrors=first.mirrors)()
+        assert torch.equal(again[0], 2 * result + v)
+    ((mine, theirs),) = first.mirrors
+    assert mine is result
+    assert mine is not theirs

@@ -58,16 +58,26 @@ def clone_blocks(*vectors: Blocks) -> Iterator[Blocks]:
 
 
 class Copies:
-    """Tensors of fixed addresses, to be filled with the values of others."""
+    """Tensors of fixed addresses, to be filled with the values of others.
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._parts = [unrepeated(tensor.detach()).clone() for tensor in tensors]
-        pairs = zip(self._parts, tensors, strict=True)
-        self.tensors = [part.expand(tensor.shape) for part, tensor in pairs]
+    Attributes:
+        tensors: a copy for each of them, or the buffer that holds the same numbers; only filling
+            does not need them.
+    """
+
+    def __init__(self, tensors: list[Tensor], buffers: Sequence[Tensor | None] = ()) -> None:
+        buffers = buffers or [None] * len(tensors)
+        self._filled = [place for place, held in enumerate(buffers) if held is None]
+        self._parts = [unrepeated(tensors[place].detach()).clone() for place in self._filled]
+        made = iter(self._parts)
+        self.tensors = [
+            next(made).expand(tensor.shape) if held is None else held.detach()
+            for tensor, held in zip(tensors, buffers, strict=True)
+        ]
 
     def fill(self, tensors: list[Tensor]) -> None:
         """Copy the values of tensors of the same shapes."""
-        copy_all(self._parts, [unrepeated(tensor) for tensor in tensors])
+        copy_all(self._parts, [unrepeated(tensors[place]) for place in self._filled])
 
     @property
     def nbytes(self) -> int:

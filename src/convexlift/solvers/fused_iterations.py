@@ -10,17 +10,14 @@ Triton, use ``Iterations`` or ``TiledIterations``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from convexlift.kernels.availability import current, first_launch
 from convexlift.problems.lifting import SaddlePointProblem
-from convexlift.solvers.compiled_restarts import CompiledGroup
-from convexlift.solvers.copies import clone_blocks, copy_all, copy_blocks
+from convexlift.solvers.copies import clone_blocks, copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.extrapolated_iterations import ExtrapolatedIterations
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
@@ -32,108 +29,17 @@ from convexlift.solvers.iterations import (
     RestartState,
     TiledIterations,
 )
+from convexlift.solvers.machine import Machine
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.rebalancing import Restarts
-from convexlift.solvers.replays import captured
+from convexlift.solvers.recordings import Mirrors
 from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory
 from convexlift.tensors import Blocks, expand_per_image
 
-GRAPHED = 5
-"""Iterations captured in one graph."""
 KEPT = 32
 """Idle machines, kept for later problems of the same kind, take at most this part of the memory."""
 LARGE = 2**28
 """Bytes of w from which it is not set aside during an attempt at a proof."""
-
-
-class Replayed:
-    """Launches on fixed buffers, captured as a CUDA graph after the first call."""
-
-    def __init__(self, launch: Callable[[], None]) -> None:
-        self._launch = launch
-        self._called = False
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        """Launch, capture or replay."""
-        if self._graph is not None:
-            self._graph.replay()
-        elif not self._called or not torch.cuda.is_available():
-            self._launch()  # kernels are compiled by their first launch, which cannot be captured
-            self._called = True
-        else:
-            self._graph, _ = captured(self._launch)
-            self._graph.replay()
-
-
-class Machine:
-    """The launches of an iteration, their data and buffers; reusable for problems of one kind."""
-
-    def __init__(
-        self, u: Blocks, v: Blocks, layer: FirstLayer, pixels: Pixels, rest: RestOfProblem | None
-    ) -> None:
-        self.buffers, self.rest = Buffers(u, v, layer), rest
-        self.layer = layer.copied()
-        self.pixels = pixels.copied(self.layer)
-        # Without self: reference cycles are freed late.
-        parts = self.buffers, self.layer, self.pixels, rest
-        self.spread = Replayed(partial(self.layer, self.buffers, step=False, observed=False))
-        self.plain = Replayed(partial(_launch, *parts, 1, False))
-        self.several = Replayed(partial(_launch, *parts, GRAPHED, False))
-        self.observed = Replayed(partial(_launch, *parts, 1, True))
-        self.several_observed = Replayed(partial(_launch, *parts, GRAPHED, True))
-        self._groups: dict[object, Groups] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers together."""
-        return self.buffers.nbytes + sum(each.group.nbytes for each in self._groups.values())
-
-    def groups(self, restarts: Restarts) -> Groups:
-        """Groups of iterations with restarts of this kind."""
-        if (kind := restarts.kind_of) not in self._groups:
-            parts = self.buffers, self.layer, self.pixels, self.rest
-            kind_of_group = Group if self.layer.compiled is None else CompiledGroup
-            group = kind_of_group(self.buffers, self.layer, partial(_launch, *parts), restarts)
-            self._groups = {kind: Groups(group, Replayed)}  # in place of others, which are large
-        return self._groups[kind]
-
-    def take(self, layer: FirstLayer, pixels: Pixels) -> None:
-        """Copy in the data of another problem of the same kind."""
-        copy_all((*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data))
-
-    def run(self, table: Tensor) -> None:
-        """One iteration for each row of coefficients; only the last one is observed."""
-        for first in range(0, len(table), ROWS):
-            rows = table[first : first + ROWS]
-            self.buffers.fill_table(rows)
-            last, (groups, plain) = first + ROWS >= len(table), divmod(len(rows), GRAPHED)
-            for left in range(groups, 0, -1):
-                ends = last and left == 1 and not plain
-                self.several_observed() if ends else self.several()
-            for left in range(plain, 0, -1):
-                self.observed() if last and left == 1 else self.plain()
-
-
-def _launch(
-    buffers: Buffers,
-    layer: FirstLayer,
-    pixels: Pixels,
-    rest: RestOfProblem | None,
-    count: int,
-    observed: bool,
-) -> None:
-    """``count`` iterations, of which the last may be observed."""
-    for left in range(count, 0, -1):
-        seen = observed and left == 1
-        if rest is not None:
-            rest.primal(buffers, observed=seen)
-        pixels(buffers, observed=seen)
-        if rest is not None:
-            rest.mean(buffers)
-        layer(buffers, step=True, observed=seen)
-        if rest is not None:
-            rest.dual(buffers, observed=seen)
 
 
 class IdleMachines(dict[object, Machine]):
@@ -192,6 +98,14 @@ class FusedIterations(Iterations):
         self._groups: Groups | None = None  # those of ``_grouped``
         self._iterating = torch.empty(0)
         self._anchored_from = 0  # the first restart whose anchor is read
+        self._mirrors: list[tuple[Blocks, Blocks]] = []  # copies, and the buffers they are of
+
+    @property
+    def mirrors(self) -> Mirrors:
+        """The buffers, if they serve later problems, too."""
+        if self._rest is not None:
+            return ()
+        return [(copy[n], part) for copy, held in self._mirrors for n, part in held.items()]
 
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts
@@ -201,6 +115,7 @@ class FusedIterations(Iterations):
             return None
         self._anchored_from = restarts.anchored_from
         self.load(state, active)
+        self._mirrors = []
         assert self._machine is not None
         groups, known = self._machine.groups(restarts), state is self._grouped
         self._groups = groups
@@ -226,6 +141,7 @@ class FusedIterations(Iterations):
         b = self._held
         u, v, tau, sigma = clone_blocks(b.u, b.v, group.tau, group.sigma)
         self._anchor_u, self._anchor_v = b.anchor_u, b.anchor_v
+        self._mirrors = [(u, b.u), (v, b.v)]
         reads = self._reads_anchors(memory)
         return replace(
             state, u=u, v=v, tau=tau, sigma=sigma, memory=memory, w_u=b.w_u, w_v=b.w_v,
@@ -256,10 +172,10 @@ class FusedIterations(Iterations):
 
         Before that, the anchors in the buffers are arbitrary, and states have u and v instead.
         """
-        return max(memory.total.tolist()) >= self._anchored_from
+        return bool(max(memory.total.tolist()) >= self._anchored_from)
 
     def only_launches(self, state: RestartState, relaxed: float) -> bool:
-        """Whether iterations are not waited for; those before ``relaxed`` have no decisions."""
+        """On a GPU, where kernels decide about restarts, or before there are decisions."""
         if self._rest is not None or state.w_u.device.type != "cuda":
             return False
         return self._layer.compiled is not None or max(state.memory.total.tolist()) < relaxed
@@ -276,7 +192,7 @@ class FusedIterations(Iterations):
         self.active = active
         if state is self._holds:
             return
-        self._holds = None
+        self._holds, self._mirrors = None, []
         self._device = state.w_u["x"].device
         if self._machine is None:
             self._machine = self._made(state.w_u, state.w_v)
@@ -308,7 +224,7 @@ class FusedIterations(Iterations):
         The table is made where the steps are: on the device, nothing is waited for.
         """
         assert self._machine is not None, "load comes first"
-        self._holds = None
+        self._holds, self._mirrors = None, []
         layer, home = self._layer, sigma.device
         a, b, e = torch.from_numpy(mix).to(home, torch.float32, non_blocking=True)
         steps = [tau["x"], sigma[layer.name], sigma[layer.mean_name or layer.name]]
@@ -364,12 +280,14 @@ class FusedIterations(Iterations):
     def duals(self) -> Blocks:
         """A copy."""
         (v,) = clone_blocks(self._held.v)
+        self._mirrors = [(v, self._held.v)]
         return v
 
     def store(self, state: RestartState, tau: Blocks, sigma: Blocks) -> RestartState:
         """A state of copies, since the buffers will be overwritten."""
         b, self._steps = self._held, (tau, sigma)
         u, v, w_u, w_v = clone_blocks(b.u, b.v, b.w_u, b.w_v)
+        self._mirrors = [(u, b.u), (v, b.v)]
         if self._anchor_v is b.anchor_v:
             reads = self._reads_anchors(state.memory)
             self._anchor_u, self._anchor_v = (

@@ -31,6 +31,7 @@ from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.primal_dual import PDHGState, halpern, pdhg_update
 from convexlift.solvers.rebalancing import Restarts
+from convexlift.solvers.recordings import Mirrors
 from convexlift.solvers.restart_rules import Array, RestartMemory
 from convexlift.strips import at_once, local
 from convexlift.tensors import Blocks, choose_images, expand_per_image
@@ -113,6 +114,15 @@ class Iterations:
     def set_aside(self, state: RestartState) -> RestartState:
         """The state with a w and anchors that an attempt leaves alone, if there is room."""
         return state
+
+    def only_launches(self, state: RestartState, relaxed: float) -> bool:
+        """Whether iterations are not waited for; those before ``relaxed`` have no decisions."""
+        return False
+
+    @property
+    def mirrors(self) -> Mirrors:
+        """As of a ``Solver``."""
+        return ()
 
     def restarted(
         self, state: RestartState, iterations: int, active: Tensor, restarts: Restarts

@@ -110,15 +110,17 @@ def builder(value: Any, device: torch.device) -> Callable[[Iterator[Tensor]], An
         return next if value.device == device else lambda _: value
     if isinstance(value, (float, *PLAIN, FunctionType)):
         return lambda _: value
+    kind: Any = type(value)  # what is returned keeps no tensor of the object alive
     parts = [(name, builder(part, device)) for name, part in _parts(value).items()]
     if isinstance(value, tuple | list):
-        return lambda tensors: type(value)([make(tensors) for _, make in parts])
+        return lambda tensors: kind([make(tensors) for _, make in parts])
     if isinstance(value, dict | Blocks):
-        return lambda tensors: type(value)({name: make(tensors) for name, make in parts})
-    kept = {name: part for name, part in vars(value).items() if name not in _dropped(type(value))}
+        return lambda tensors: kind({name: make(tensors) for name, make in parts})
+    bookkeeping = _hidden(kind) & BOOKKEEPING
+    kept = {name: part for name, part in vars(value).items() if name in bookkeeping}
 
     def made(tensors: Iterator[Tensor]) -> Any:
-        other = object.__new__(type(value))
+        other = object.__new__(kind)
         other.__dict__.update(kept)
         other.__dict__.update((name, make(tensors)) for name, make in parts)
         return other

@@ -22,7 +22,8 @@ from convexlift.solvers.best import Best, Mask, Numbers, chosen
 from convexlift.solvers.confirmations import claimed, confirmed
 from convexlift.solvers.forecast import Forecast
 from convexlift.solvers.method import State
-from convexlift.solvers.replays import Pending, Replays, on_the_host
+from convexlift.solvers.recordings import Mirrors, Pending
+from convexlift.solvers.replays import Replays, on_the_host
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.tensors import (
@@ -79,6 +80,7 @@ class Ledger:
         self._callback = callback
         self.clock = Stopwatch()
         self._replays, self._both = replays, replays.both
+        self._mirrors: Mirrors = ()  # of the state that is being judged
         self._early: tuple[Tensor, Blocks, bool, Pending] | None = None  # launched early
         self.begin(state)
 
@@ -88,15 +90,16 @@ class Ledger:
         self.start = self._judged = state.x  # and the images that are being judged
         self._best = Best(self.problem, state.x, self.tolerance or 0.0)
 
-    def judging(self, iteration: int, state: State) -> Pending | None:
+    def judging(self, iteration: int, state: State, mirrors: Mirrors = ()) -> Pending | None:
         """Launch what ``check`` will read; None if that is decided there.
 
         Bounds are left out if nothing reads them and no image ends here.
         """
-        self._judged, self._early = state.x, None
+        self._judged, self._early, self._mirrors = state.x, None, mirrors
         if self._bounds_unread and 0 < iteration < self._limit:
             return None
-        return self._replays.launched(judged, self._judged, state.duals, *self._wanted)
+        given = self._judged, state.duals, *self._wanted
+        return self._replays.launched(judged, *given, mirrors=mirrors)
 
     def claim_early(self, judging: Pending | None, *, converged: bool) -> None:
         """Launch the claim that follows if all images have ``converged``, or if none has."""
@@ -104,7 +107,9 @@ class Ledger:
         if judging is None or not whole or not self._replays.replays:
             return
         x, witness = self._judged, judging.found[1].everywhere
-        launched = self._replays.launched(claimed, x, witness, self.tolerance or 0.0, converged)
+        given = x, witness, self.tolerance or 0.0, converged
+        mirrors = *self._mirrors, *judging.mirrors
+        launched = self._replays.launched(claimed, *given, mirrors=mirrors)
         self._early = x, witness, converged, launched
 
     def plan(self, provable: Callable[[], Mask]) -> None:
@@ -136,6 +141,7 @@ class Ledger:
         ``judging`` was launched for this state, if it was.
         """
         x, flat, witnesses, numbers = self._judge(iteration, state, judging)
+        self._mirrors = ()  # they may be large
         self.saturated = numbers[7] > 0 if len(numbers) > 7 else None
         is_finite, objective, _, _, *gaps = (each.tolist() for each in numbers[:6])
         pairs = zip(is_finite, objective, strict=True)

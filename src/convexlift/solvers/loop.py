@@ -16,7 +16,8 @@ from convexlift.solvers.ledger import Callback, Ledger
 from convexlift.solvers.matrix_steps import has_matrix
 from convexlift.solvers.method import Choice, Method, Solver, State
 from convexlift.solvers.pdhg import PDHG
-from convexlift.solvers.replays import Pending, Replays
+from convexlift.solvers.recordings import Pending
+from convexlift.solvers.replays import Replays
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.tf32 import full_precision
@@ -171,7 +172,7 @@ def _iterate(
     """Iterate until all images have ended; with the ``fallback``, once, if their gaps stall."""
     iteration, state = 0, ledger.state
     try:
-        judging = ledger.judging(iteration, state)
+        judging = ledger.judging(iteration, state, solver.mirrors)
         ahead = _ahead(ledger, solver, stop, iteration, state, judging)
         state = solver.settled(state)
         if state is not ledger.state:
@@ -193,7 +194,7 @@ def _iterate(
                 ledger.iterations.masked_fill_(ledger.active, iteration)
                 if iteration % stop.check_every == 0 or iteration == stop.max_iterations:
                     checked = state
-                    judging = ledger.judging(iteration, state)
+                    judging = ledger.judging(iteration, state, solver.mirrors)
                     ledger.plan(partial(_provable, ledger, solver, stop, iteration, state))
                     ahead = _ahead(ledger, solver, stop, iteration, state, judging)
                     wanted = ledger.check(iteration, state, judging)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from convexlift.problems.claims import InBoth
 from convexlift.problems.variational import VariationalProblem
+from convexlift.solvers.recordings import Mirrors
 from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks, choose_images
 
@@ -93,6 +94,11 @@ class Solver(ABC, Generic[StateT]):
         if active is not None:
             after = choose_images(active, after, state)
         return after
+
+    @property
+    def mirrors(self) -> Mirrors:
+        """Buffers that hold tensors of the last state until the next iterations."""
+        return ()
 
     def provable(self, state: StateT) -> list[bool]:
         """Images for which ``proving`` is worth trying."""

@@ -29,7 +29,7 @@ from convexlift.solvers.channel_steps import ChannelCoupling
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.extrapolated_iterations import ExtrapolatedIterations
 from convexlift.solvers.first_steps import first_sigma
-from convexlift.solvers.fused_iterations import FusedIterations, fastest_iterations
+from convexlift.solvers.fused_iterations import fastest_iterations
 from convexlift.solvers.iterations import Iterations, RestartState
 from convexlift.solvers.matrix_steps import MatrixCoupling, require_few_pixels
 from convexlift.solvers.method import Choice, DoesNotApply, Method, Solver
@@ -44,7 +44,8 @@ from convexlift.solvers.primal_dual import (
     pdhg_update,
 )
 from convexlift.solvers.rebalancing import Restarts, lateness, only_recent, rebalance
-from convexlift.solvers.replays import Pending, Replays
+from convexlift.solvers.recordings import Mirrors, Pending
+from convexlift.solvers.replays import Replays
 from convexlift.solvers.restart_rules import RestartMemory, RestartRules
 from convexlift.solvers.saturated_head import SaturatedHead, SaturatedPDHG, started
 from convexlift.solvers.spectral_steps import FourierCoupling
@@ -243,12 +244,14 @@ class RestartedPDHG(PDHGSolver[RestartState]):
             return self.iterations.packed(v)
         return super()._known(v, x)
 
+    @property
+    def mirrors(self) -> Mirrors:
+        """Of the call that made the first state, then of the iterations."""
+        return self.iterations.mirrors if self._start is None else self._start.mirrors
+
     def runs_ahead(self, state: RestartState) -> bool:
         """On a GPU, if no host reads which images restart, and nobody waits for w."""
-        running = self.iterations
-        if not isinstance(running, FusedIterations) or self._needs_w:
-            return False
-        return running.only_launches(state, self.rules.relaxed)
+        return not self._needs_w and self.iterations.only_launches(state, self.rules.relaxed)
 
     def finished(self, state: RestartState) -> RestartState:
         """w and the anchors are not needed to resume."""

@@ -33,7 +33,8 @@ from convexlift.problems.packed_slopes import CODES, feasible
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.method import Choice, Solver, State
-from convexlift.solvers.replays import Pending, Replays
+from convexlift.solvers.recordings import Pending
+from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks
 
 

@@ -8,16 +8,14 @@ with the numbers: where one differs, the result is thrown away and the call is a
 
 Before a capture there is a rehearsal, in which an operation that the host would have to wait for,
 or a tensor that is not one of the copies, is an error. So a graph reads nothing but what the call
-gave it.
+gave it. Tensors that are copies of buffers with fixed addresses, and have ``mirrors`` there, are
+not copied again: the graph reads the buffers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,98 +24,28 @@ from torch import Tensor
 from convexlift.decisions import Decisions
 from convexlift.kernels.availability import current
 from convexlift.problems.claims import InBoth
-from convexlift.side_streams import beside
-from convexlift.solvers.copies import Copies, Mailbox, clones
-from convexlift.solvers.kinds import Unfit, builder, kind_of, rebuilt
+from convexlift.solvers.copies import Copies, Mailbox
+from convexlift.solvers.cuda_graphs import TRIES, CudaGraphs
+from convexlift.solvers.kinds import Unfit, kind_of, rebuilt
+from convexlift.solvers.recordings import (
+    Changed,
+    Function,
+    IdleWorkshops,
+    Key,
+    Mirrors,
+    Outcome,
+    Pending,
+    Recording,
+    Workshop,
+)
 from convexlift.solvers.rehearsal import Rehearsal
 
-Function = Callable[..., tuple[Any, Sequence[Tensor]]]
-"""(both, *given) -> results, and (B,) numbers for the host."""
-Outcome = tuple[Any, tuple[Tensor, ...]]
-"""Results, and numbers on the host."""
 SHARE = 512
 """Tensors of a call are copied if they take at most this part of the device's memory."""
 KEPT = 128
 """Copies that are kept for later problems take at most this part of it."""
-TRIES = 3
-"""Captures of a function whose decisions differ from call to call."""
-RECORDINGS = 8
-"""Functions and shapes that are remembered for problems of one kind."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pending:
-    """A call that has been launched.
-
-    Attributes:
-        found: its results, unless its decisions turn out to be others.
-        wait: waits for the numbers, and gives the outcome.
-    """
-
-    found: Any
-    wait: Callable[[], Outcome]
-
-    def __call__(self) -> Outcome:
-        """Wait."""
-        return self.wait()
-
-
-class CudaGraphs:
-    """Captures launches; not again after a few captures that failed, which may leave traces."""
-
-    def __init__(self) -> None:
-        self.failures = 0
-
-    def room(self, device: torch.device) -> int:
-        """Bytes of memory, 0 where nothing can be captured."""
-        if (
-            self.failures >= TRIES
-            or device.type != "cuda"
-            or torch.cuda.is_current_stream_capturing()
-        ):
-            return 0
-        return int(torch.cuda.get_device_properties(device).total_memory)
-
-    def stream(self, device: torch.device) -> Hashable:
-        """The stream on which calls must follow one another."""
-        return torch.cuda.current_stream(device).cuda_stream
-
-    def beside(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """A context for work that does not wait for launches after this call."""
-        return beside(device)
-
-    def capture(self, launch: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """The results of launches, and a function that computes them anew, in place."""
-        try:
-            graph, results = captured(launch)
-        except BaseException:
-            self.failures += 1
-            raise
-        return results, graph.replay
-
-
 GRAPHS: CudaGraphs | None = CudaGraphs()
 """None: every call is an ordinary one."""
-
-
-def captured(launch: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of launches, and what ``launch`` returned."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        # Other threads may use CUDA during the capture.
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            results = launch()
-        except BaseException:
-            # Report the first error, not another one, nor a warning that the graph is empty.
-            with contextlib.suppress(RuntimeError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph, results
 
 
 class Replays:
@@ -192,11 +120,11 @@ class Replays:
         """Compute, capture or replay."""
         return self.launched(function, *given)()
 
-    def launched(self, function: Function, *given: Any) -> Pending:
+    def launched(self, function: Function, *given: Any, mirrors: Mirrors = ()) -> Pending:
         """The same, without waiting for the numbers; ``given`` must not change until then."""
         with current(self._device), contextlib.suppress(Unfit):
             if self._workshop is not None and self.replays:
-                return self._replayed(self._workshop, function, given)
+                return self._replayed(self._workshop, function, given, mirrors)
         found, numbers = function(self.both, *given)
         return Pending(found, lambda: (found, on_the_host(*numbers)))
 
@@ -213,17 +141,20 @@ class Replays:
             IDLE.put(self._kind, self._workshop, self._room // KEPT)
         self._workshop = None
 
-    def _replayed(self, workshop: Workshop, function: Function, given: tuple[Any, ...]) -> Pending:
+    def _replayed(
+        self, workshop: Workshop, function: Function, given: tuple[Any, ...], mirrors: Mirrors
+    ) -> Pending:
         words, tensors = kind_of(given, self._device)
-        key = function, words
-        known = workshop.recordings.get(key)
+        buffers = workshop.buffers(tensors, mirrors)
+        key = function, words, tuple(None if each is None else each.data_ptr() for each in buffers)
+        known = workshop.known(key)
         if known is None:
             return self._recorded(workshop, key, 1, given)
         if known.tries > TRIES:
             raise Unfit("captured in vain")
         if known.copies is None:
             try:
-                self._capture(workshop, known, function, given, tensors)
+                self._capture(workshop, known, function, given, tensors, buffers)
             except Exception as error:  # whatever it is, the ordinary call comes next
                 known.tries, known.refusal = TRIES + 1, repr(error)
                 raise Unfit(known.refusal) from error
@@ -234,21 +165,19 @@ class Replays:
         played, tries = known.play(tensors), known.tries + 1
 
         def waited() -> Outcome:
-            with contextlib.suppress(_Changed):
+            with contextlib.suppress(Changed):
                 return played()
             return self._recorded(workshop, key, tries, given)()
 
-        return Pending(played.found, waited)
+        return Pending(played.found, waited, played.mirrors)
 
     def _recorded(
-        self, workshop: Workshop, key: tuple[Function, Any], tries: int, given: tuple[Any, ...]
+        self, workshop: Workshop, key: Key, tries: int, given: tuple[Any, ...]
     ) -> Pending:
         """An ordinary call, whose decisions are recorded."""
         with Decisions() as decisions:
             found, numbers = key[0](self.both, *given)
-        if len(workshop.recordings) >= RECORDINGS:
-            workshop.recordings.clear()
-        workshop.recordings[key] = Recording(decisions.answers, tries)
+        workshop.keep(key, Recording(decisions.answers, tries))
         return Pending(found, lambda: (found, on_the_host(*numbers)))
 
     def _capture(
@@ -258,14 +187,15 @@ class Replays:
         function: Function,
         given: tuple[Any, ...],
         tensors: list[Tensor],
+        buffers: list[Tensor | None],
     ) -> None:
-        """Copy all tensors, rehearse and capture."""
+        """Copy all tensors that have no buffers, rehearse and capture."""
         assert GRAPHS is not None
         if sum(tensor.nbytes for tensor in (*tensors, *self._tensors)) > self._room // SHARE:
             raise Unfit("too large")
         if workshop.problem is None:
             workshop.problem = Copies(self._tensors)
-        held, copies, device = workshop.problem, Copies(tensors), self._device
+        held, copies, device = workshop.problem, Copies(tensors, buffers), self._device
         placed = rebuilt(given, iter(copies.tensors), device)
         twin = rebuilt(self.both.problem, iter(held.tensors), device)
 
@@ -289,96 +219,12 @@ class Replays:
             mailbox.send(together)
             return found, count
 
-        known.outcome, known.compute = GRAPHS.capture(launch_and_send)
-        known.copies, known.mailbox = copies, mailbox
-
-
-class Workshop:
-    """Copies of the tensors of a problem, and the recordings that read them.
-
-    Attributes:
-        opening: the first call of the last solve, a function and what it is given: no tensors.
-    """
-
-    def __init__(self) -> None:
-        self.opening: tuple[Function, tuple[Any, ...]] | None = None
-        self.problem: Copies | None = None
-        self.recordings: dict[Hashable, Recording] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all copies, without what graphs need beside them."""
-        copies = [self.problem, *(each.copies for each in self.recordings.values())]
-        return sum(each.nbytes for each in copies if each is not None)
-
-
-class IdleWorkshops(dict[object, Workshop]):
-    """Workshops to reuse, by kind.
-
-    They do not belong to a network: ``problem.to(device=...)`` makes a new one each time.
-    """
-
-    def put(self, kind: object, workshop: Workshop, most: int) -> None:
-        """Keep a workshop for later; the oldest ones are dropped beyond ``most`` bytes."""
-        self[kind] = workshop
-        while len(self) > 1 and sum(kept.nbytes for kept in list(self.values())) > most:
-            self.pop(next(iter(self)), None)
+        made, compute = GRAPHS.capture(launch_and_send)
+        known.take(copies, mailbox, compute, made)
 
 
 IDLE = IdleWorkshops()
 """``IDLE.clear()`` frees the memory of all of them."""
-
-
-class _Changed(Exception):
-    """A decision is another one than in the recording."""
-
-
-class Recording:
-    """The decisions of a function on tensors of some shapes, and its graph, once there is one."""
-
-    def __init__(self, answers: list[bool], tries: int) -> None:
-        self.answers, self.tries = answers, tries
-        self.refusal = ""  # why there is no graph
-        self.copies: Copies | None = None
-        self.outcome: tuple[Any, int]
-        self.compute: Callable[[], None]
-        self.mailbox: Mailbox
-
-    @cached_property
-    def _found(self) -> tuple[list[Tensor], list[int], Callable[[Iterator[Tensor]], Any]]:
-        """The tensors of the results that are no inputs; where each part is, and what takes them.
-
-        A tensor may be several parts: the dual variables of the best bound, here and everywhere.
-        """
-        assert self.copies is not None
-        found, device = self.outcome[0], self.mailbox.source
-        inputs, parts = self.copies.tensors, kind_of(found, device)[1]
-        known = {id(each): each for each in (*inputs, *parts)}
-        places = {name: place for place, name in enumerate(known)}
-        own = list(known.values())[len(inputs) :]
-        return own, [places[id(part)] for part in parts], builder(found, device)
-
-    def play(self, tensors: list[Tensor]) -> Pending:
-        """The results for these tensors; _Changed if they would have other decisions."""
-        assert self.copies is not None
-        self.mailbox.empty()
-        self.copies.fill(tensors)
-        self.compute()
-        letter = self.mailbox.expected()
-        count = self.outcome[1]
-        own, places, made = self._found
-        # Results that are inputs are handed back, and others copied: the next replay changes them.
-        known = [*tensors, *clones(own)]
-        results = made(known[place] for place in places)
-
-        def waited() -> Outcome:
-            found = letter.numbers
-            end = len(found) - len(self.answers)
-            if found[end:].tolist() != self.answers:
-                raise _Changed
-            return results, found[:end].reshape(count, -1).unbind() if count else ()
-
-        return Pending(results, waited)
 
 
 def on_the_host(*numbers: Tensor) -> tuple[Tensor, ...]:

@@ -34,7 +34,8 @@ from convexlift.solvers.first_steps import first_sigma
 from convexlift.solvers.iterations import RestartState
 from convexlift.solvers.method import Choice, Solver, State
 from convexlift.solvers.primal_dual import PDHGSolver, lifted_start
-from convexlift.solvers.replays import Pending, Replays
+from convexlift.solvers.recordings import Mirrors, Pending
+from convexlift.solvers.replays import Replays
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 
@@ -239,6 +240,11 @@ class SaturatedPDHG(Solver[SaturatedState]):
             return self.advance(state, iterations, active)
         without = self.without.proving(state.without, iterations, images, active & holds)
         return replace(self.advance(state, iterations, active & ~holds), without=without)
+
+    @property
+    def mirrors(self) -> Mirrors:
+        """As of the solver without the last layer, which need not have made the last state."""
+        return self.without.mirrors if self._start is None else self._start.mirrors
 
     def runs_ahead(self, state: SaturatedState) -> bool:
         """As the solver without the last layer, as long as that suffices."""
