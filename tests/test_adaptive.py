@@ -12,11 +12,12 @@ from oracle import optimum
 import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, ConditionedNetwork, Guide, adaptive
 from convexlift.problems.lifting import lift
-from convexlift.solvers import iterations as tiled_iterations
+from convexlift.solvers import tiled_iterations
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import Iterations, TiledIterations
+from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.tiled_iterations import TiledIterations
 
 NOISE = 0.1
 

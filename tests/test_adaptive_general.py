@@ -33,7 +33,7 @@ from convexlift.operators.linear import lanczos_norm
 from convexlift.problems import one_pass
 from convexlift.problems.lifting import lift
 from convexlift.proof_checker import ProofRejected, verify
-from convexlift.solvers import iterations as tiled_iterations
+from convexlift.solvers import tiled_iterations
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
 

@@ -19,8 +19,7 @@ import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, Convolution, Guide, NoiseGuide, UNetGuide
 from convexlift.problems.lifting import lift
 from convexlift.proof_checker import ProofRejected, verify
-from convexlift.solvers import extrapolated_iterations
-from convexlift.solvers import iterations as tiled_iterations
+from convexlift.solvers import extrapolated_iterations, tiled_iterations
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.tensors import Blocks

@@ -8,11 +8,12 @@ import torch
 import convexlift as cl
 from convexlift.problems.certificate import judge
 from convexlift.problems.lifting import lift
-from convexlift.solvers import iterations
+from convexlift.solvers import tiled_iterations
 from convexlift.solvers.attempts import candidates
 from convexlift.solvers.forecast import Course, Forecast
-from convexlift.solvers.iterations import Iterations, TiledIterations
+from convexlift.solvers.iterations import Iterations
 from convexlift.solvers.pdhg import PDHG, RestartedPDHG
+from convexlift.solvers.tiled_iterations import TiledIterations
 
 SIZE = 64
 STOP = cl.StopWhen(gap=1e-4, max_iterations=400)
@@ -108,7 +109,7 @@ def test_other_images_iterate_as_usual(solver):
 
 def test_large_dual_variables_have_no_second_iterate(monkeypatch):
     """Those in 16 bits: an attempt works on w itself, and iterations restart after it."""
-    monkeypatch.setattr(iterations, "LARGE", 0)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 0)
     problem = salt_and_pepper().to(dtype=torch.float32)
     one = torch.tensor([True])
     with torch.no_grad():
@@ -252,6 +253,20 @@ def test_attempts_are_announced_one_check_ahead():
     plan.announce([False, False])
     note(2e-3, 5e-4)
     assert plan.courses[0].gaps[-1] == pytest.approx(5e-3)
+
+
+def test_attempts_with_less_rounding_are_judged_anew():
+    plan = Forecast(1, 1e-3)
+    plan.note([1.0], [8e-3], [8e-3])
+    plan.announce([True])
+    plan.note([1.0], [7e-3], [7e-3])
+    plan.announce([False])
+    plan.note([1.0], [6.9e-3], [6.9e-3])  # of the attempt, which leaves nearly everything
+    plan.note([1.0], [6e-3], [6e-3])
+    assert plan.worth_trying([True]) == [False]
+    plan.forget_attempts()
+    plan.note([1.0], [5.5e-3], [5.5e-3])
+    assert plan.worth_trying([True]) == [True]
 
 
 def test_nothing_is_tried_without_a_tolerance():

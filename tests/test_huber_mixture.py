@@ -14,8 +14,7 @@ import convexlift as cl
 from convexlift.networks import AdaptiveNetwork, NoiseGuide, ridge
 from convexlift.problems.one_pass import OnePass
 from convexlift.proof_checker import activation
-from convexlift.solvers import extrapolated_iterations
-from convexlift.solvers import iterations as tiled_iterations
+from convexlift.solvers import extrapolated_iterations, tiled_iterations
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import (
     BatchSampler,

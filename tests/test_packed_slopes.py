@@ -30,8 +30,9 @@ from convexlift.problems.packed_slopes import (
     pack,
     squares,
 )
-from convexlift.solvers import iterations
+from convexlift.solvers import tiled_iterations
 from convexlift.solvers.pdhg import PDHG
+from convexlift.solvers.tiled_iterations import TiledIterations
 from convexlift.tensors import Blocks
 
 SIZE = 72
@@ -96,7 +97,7 @@ def test_a_packed_solve_ends_like_a_plain_one(fidelity, smoothing, monkeypatch):
     problem = denoising(fidelity, smoothing, weight=2.0 if fidelity == "L1" else 0.3)
     stop = cl.StopWhen(gap=1e-3, max_iterations=800)
     plain = cl.solve(problem, stop=stop)
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     packed = cl.solve(problem, stop=stop)
     assert packed.state.v["v1"].dtype is CODES
     assert packed.duals["v1"].dtype is torch.float32
@@ -108,9 +109,57 @@ def test_a_packed_solve_ends_like_a_plain_one(fidelity, smoothing, monkeypatch):
     torch.testing.assert_close(checked.lower_bound, packed.lower_bound, rtol=1e-4, atol=0)
 
 
+def with_missing_pixels(smoothing: float) -> cl.VariationalProblem:
+    """L1 data; rounding errors of V* p count in full where no pixel is seen."""
+    problem = denoising("L1", smoothing, weight=2.0)
+    mask = (torch.rand(SIZE, SIZE) > 0.4).float()
+    return cl.VariationalProblem(
+        fidelity=cl.L1(problem.fidelity.y * mask), operator=cl.Mask(mask), box=(0, 1),
+        regularizer=problem.regularizer, weight=problem.weight,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("unpacks", [True, False])
+def test_gaps_below_the_rounding_of_16_bits_are_reached_by_unpacking(unpacks, monkeypatch):
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
+    if not unpacks:
+        monkeypatch.setattr(TiledIterations, "unpack", lambda self: False)
+    stop = cl.StopWhen(gap=1e-6, max_iterations=250)
+    solution = cl.solve(with_missing_pixels(smoothing=0.05), stop=stop)
+    assert (solution.status == (cl.Status.CONVERGED,)) == unpacks
+    assert solution.state.v["v1"].dtype is (torch.float32 if unpacks else CODES)
+
+
+@pytest.mark.parametrize("smoothing", [0.05, 0.0])
+def test_unpacked_iterations_are_those_that_are_not_packed(smoothing, monkeypatch):
+    """Through restarts, with an anchor that is read where R has kinks, and after an attempt."""
+    problem = with_missing_pixels(smoothing)
+    plain = PDHG().solver(problem)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "ROUNDING", 0.0)
+    large = PDHG().solver(problem)
+    exact, state = (solver.start(problem.initial_image()) for solver in (plain, large))
+    assert large.more_precise(state) is None, "nothing is known before the first step"
+    everywhere = torch.ones(1, dtype=torch.bool)
+    for attempt in (False, False, True, False):
+        exact, state = (
+            solver.proving(each, 10, everywhere, everywhere)
+            if attempt
+            else solver.advance(each, 30)
+            for solver, each in ((plain, exact), (large, state))
+        )
+        unpacked = large.more_precise(state)
+        assert (state.v["v1"].dtype is CODES) == (unpacked is not None)
+    assert state.v["v1"].dtype is torch.float32
+    assert state.v["v1"].shape == exact.v["v1"].shape
+    torch.testing.assert_close(
+        problem.objective(state.x), problem.objective(exact.x), rtol=1e-3, atol=0
+    )
+
+
 def test_a_solve_continues_from_a_packed_state(monkeypatch):
     problem = denoising()
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     first = cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=40))
     again = cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=0), start=first.state)
     torch.testing.assert_close(again.objective, first.objective, rtol=1e-3, atol=0)
@@ -152,7 +201,7 @@ def test_a_packed_start_is_the_tangent_rounded(monkeypatch):
     problem = denoising()
     monkeypatch.setattr(one_pass, "WORTHWHILE", 1)
     plain = PDHG().solver(problem).start(problem.initial_image())
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     solver = PDHG().solver(problem)
     packed = solver.start(problem.initial_image())
     codes = packed.v["v1"]
@@ -171,7 +220,7 @@ def test_a_packed_start_is_the_tangent_rounded(monkeypatch):
 
 def test_the_state_of_a_solution_is_small_and_stays_as_it_is(monkeypatch):
     problem, stop = denoising(), cl.StopWhen(gap=None, max_iterations=60)
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     state = cl.solve(problem, stop=stop).state
     assert all(v["v1"] is state.v["v1"] for v in (state.w_v, state.anchor_v, state.origin_v))
     before = state.v["v1"].clone()
@@ -220,9 +269,9 @@ def test_two_or_two_and_a_half_dual_variables_are_alive_at_most(
     """
     problem = denoising(fidelity, smoothing, weight=2.0 if fidelity == "L1" else 0.3)
     dual = 4 * 32 * SIZE**2
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     for module, name, value in (
-        (iterations, "STRIP", 1), (one_pass, "WORTHWHILE", 1), (one_pass, "STRIP", 1),
+        (tiled_iterations, "STRIP", 1), (one_pass, "WORTHWHILE", 1), (one_pass, "STRIP", 1),
         (packed_slopes, "CACHED", 2**15), (rigorous_strips, "CACHED", 1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -238,7 +287,7 @@ def test_batches_are_not_packed(monkeypatch):
         fidelity=cl.SquaredL2(problem.fidelity.y.repeat(2, 1, 1, 1)),
         regularizer=problem.regularizer, weight=0.3,
     )  # fmt: skip
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     state = cl.solve(twice, stop=cl.StopWhen(max_iterations=10, gap=None)).state
     assert state.v["v1"].dtype is torch.float32
 

@@ -267,6 +267,6 @@ def test_iterations_go_on_in_double_precision_where_rounding_stops_them(monkeypa
     again = cl.solve(stated, start=solution.state, stop=stop)  # begins in single precision
     assert again.status[0] is cl.Status.CONVERGED
     assert int(again.iterations) < int(solution.iterations) / 4
-    monkeypatch.setattr(RestartedPDHG, "in_double", lambda self, state: None)
+    monkeypatch.setattr(RestartedPDHG, "more_precise", lambda self, state: None)
     without = cl.solve(stated, stop=stop)
     assert without.status[0] is not cl.Status.CONVERGED

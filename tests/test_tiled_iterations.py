@@ -10,11 +10,10 @@ import torch
 
 import convexlift as cl
 from convexlift.problems.lifting import lift
-from convexlift.solvers import extrapolated_iterations
-from convexlift.solvers import iterations as tiled_iterations
-from convexlift.solvers.iterations import TiledIterations
+from convexlift.solvers import extrapolated_iterations, tiled_iterations
 from convexlift.solvers.pdhg import RestartedPDHG
 from convexlift.solvers.saturated_head import SaturatedHead
+from convexlift.solvers.tiled_iterations import TiledIterations
 
 BATCH, SIZE = 3, 40
 

@@ -16,7 +16,8 @@ from convexlift.operators.tomography.rays import Grid
 from convexlift.operators.tomography.triton_projector import RayKernels
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.iterations import DoesNotApply, TiledIterations
+from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.tiled_iterations import TiledIterations
 
 NETWORKS = {
     "ridge": lambda: cl.networks.ridge(channels=3, kernel=3, smoothing=0.1),

@@ -12,11 +12,11 @@ from convexlift.networks import bound_network
 from convexlift.operators import convolution
 from convexlift.problems.lifting import lift
 from convexlift.problems.packed_slopes import CODES
-from convexlift.solvers import iterations
+from convexlift.solvers import tiled_iterations
 from convexlift.solvers.coupling import Coupling
-from convexlift.solvers.iterations import SAMPLED, TiledIterations
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.pdhg import RestartedPDHG
+from convexlift.solvers.tiled_iterations import SAMPLED, TiledIterations
 
 SIZE = 72
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -50,7 +50,7 @@ def test_a_gpu_has_strips_for_single_images_that_are_very_large(monkeypatch):
     problem = denoising()
     with pytest.raises(DoesNotApply, match="very large"):
         tiled_on("cuda", problem)
-    monkeypatch.setattr(iterations, "LARGE_ON_A_GPU", 32 * SIZE**2)
+    monkeypatch.setattr(tiled_iterations, "LARGE_ON_A_GPU", 32 * SIZE**2)
     assert tiled_on("cuda", problem).packs(problem.fidelity.y)
     for other in (denoising(batch=2), problem.to(dtype=torch.float64)):
         with pytest.raises(DoesNotApply, match="very large"):
@@ -64,7 +64,7 @@ def test_a_gpu_has_strips_for_single_images_that_are_very_large(monkeypatch):
 def test_anchors_that_only_measure_displacements_are_a_few_rows(
     fidelity, smoothing, whole, monkeypatch
 ):
-    monkeypatch.setattr(iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
     problem = denoising(fidelity, smoothing=smoothing)
     solver = RestartedPDHG(problem, lift(problem))
     with torch.no_grad():
@@ -97,8 +97,8 @@ def test_adjoints_in_strips_are_the_same(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("fidelity", ["L2", "L1"])
 def test_a_packed_solve_on_a_gpu_ends_like_one_on_a_cpu(fidelity, monkeypatch):
-    monkeypatch.setattr(iterations, "LARGE", 1)
-    monkeypatch.setattr(iterations, "LARGE_ON_A_GPU", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE", 1)
+    monkeypatch.setattr(tiled_iterations, "LARGE_ON_A_GPU", 1)
     monkeypatch.setattr(strips, "AT_ONCE", 1)
     problem, stop = denoising(fidelity), cl.StopWhen(gap=1e-3)
     expected = cl.solve(problem, stop=stop)

@@ -116,6 +116,11 @@ class Forecast:
         """The images whose round after that check is an attempt."""
         self._next = attempts
 
+    def forget_attempts(self) -> None:
+        """What they left says nothing about attempts with less rounding."""
+        for course in self.courses:
+            course.tried = False
+
     def expects_more(self, running: Mask) -> bool:
         """Whether no image is expected to converge at the next check."""
         if self._tolerance is None:

@@ -23,17 +23,13 @@ from convexlift.solvers.extrapolated_iterations import ExtrapolatedIterations
 from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
 from convexlift.solvers.fused_layers import RestOfProblem
 from convexlift.solvers.fused_restarts import Group, Groups
-from convexlift.solvers.iterations import (
-    Displacement,
-    Iterations,
-    RestartState,
-    TiledIterations,
-)
+from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.machine import Machine
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.rebalancing import Restarts
 from convexlift.solvers.recordings import Mirrors
 from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory
+from convexlift.solvers.tiled_iterations import TiledIterations
 from convexlift.tensors import Blocks, expand_per_image
 
 KEPT = 32

@@ -203,8 +203,9 @@ def _iterate(
                     if fallback is not None and any(ledger.forecast.stalled(ledger.running)):
                         solver, fallback = fallback.solver(ledger.problem), None
                         state = solver.start(ledger.x)
-                    elif doubtful and (precise := solver.in_double(state)) is not None:
+                    elif doubtful and (precise := solver.more_precise(state)) is not None:
                         solver, state = precise
+                        ledger.forecast.forget_attempts()
                     if state is not checked:
                         ahead = None  # of another state
         ledger.end(Status.STOPPED)

@@ -127,8 +127,8 @@ class Solver(ABC, Generic[StateT]):
         """The state of a solution, without tensors that only its own iterations need."""
         return state
 
-    def in_double(self, state: StateT) -> tuple[Solver[Any], State] | None:
-        """A solver in double precision with its state, for images that rounding keeps from a gap.
+    def more_precise(self, state: StateT) -> tuple[Solver[Any], State] | None:
+        """A solver that rounds less, with its state, for images that rounding keeps from a gap.
 
         None where there is no such solver, or where rounding does not matter.
         """

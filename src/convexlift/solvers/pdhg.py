@@ -22,7 +22,6 @@ from convexlift.kernels.availability import kernel_errors
 from convexlift.problems.claims import InSinglePrecision, in_double
 from convexlift.problems.lifting import Lift, SaddlePointProblem, lift
 from convexlift.problems.network_duals import BOX_DUAL
-from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.attempts import ATTEMPTS, attempted, candidates
 from convexlift.solvers.channel_steps import ChannelCoupling
@@ -184,8 +183,8 @@ class RestartedPDHG(PDHGSolver[RestartState]):
 
     @property
     def wary(self) -> bool:
-        """Whether the coupling is."""
-        return self.coupling.wary
+        """Whether the coupling is, or v is packed."""
+        return self.coupling.wary or self.iterations.packs_v
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -257,14 +256,15 @@ class RestartedPDHG(PDHGSolver[RestartState]):
         """w and the anchors are not needed to resume."""
         return state.moved()
 
-    def in_double(self, state: RestartState) -> tuple[RestartedPDHG, RestartState] | None:
+    def more_precise(self, state: RestartState) -> tuple[RestartedPDHG, RestartState] | None:
         """The same iteration in double precision, if rounding is a large part of a step.
 
-        All images of a batch continue in double precision, also those that would not need it.
+        So do all images of a batch. Where dual variables are packed, they are unpacked instead.
         """
+        if self.iterations.packs(state.u["x"]):
+            return (self, state) if self.iterations.unpack() else None
         total = int(state.memory.total.max())
-        packed = any(part.dtype is CODES for part in state.anchor_v.values())
-        if self._make_precise is None or packed or total < self._look_again:
+        if self._make_precise is None or total < self._look_again:
             return None
         self._needs_w = not self.iterations.continues(state)
         if self._needs_w:
