@@ -5,7 +5,8 @@ L-BFGS, on one test face with every shipped regularizer that fits it.
 
 DIR holds ``faces/test`` and ``faces/mask.png``. On a CPU, seconds are those of the processor, so
 that a busy machine does not distort them; use one thread, and let the C library keep freed memory
-(``KEPT`` in ``all_tables.py``), since the others profit most. On a GPU they are those of a clock.
+(``KEPT`` in ``all_tables.py``), since the others profit most. On a GPU, and with ``--wall`` (for
+several threads on an idle machine), they are those of a clock.
 
 Objective errors: first the iterations that a method needs are counted in a run that is not timed;
 then it is run for exactly so many, and nothing is evaluated between the first and the last.
@@ -46,6 +47,7 @@ CASES: list[tuple[str, type[Task], tuple[float, ...] | None]] = [
 COLOURS = {"default": "C0", "paper": "C1", "nmapg": "C2", "lbfgs": "C3"}
 GAP = 1e-3
 Stated = Callable[[], cl.VariationalProblem]
+Clock = Callable[[], float]
 
 
 def main() -> None:
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--faces", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true", help="seconds of a clock, on a CPU too")
     parser.add_argument("--limit", type=int, default=250, help="iterations of a run")
     parser.add_argument("--reference", type=int, default=500, help="iterations of the reference")
     parser.add_argument("--methods", nargs="*", default=["default", "paper", "nmapg", "lbfgs"])
@@ -80,6 +83,7 @@ def main() -> None:
 def measured(arguments: Any, name: str, kind: type[Task], c: tuple[float, ...] | None) -> Any:
     """The rows of one regularizer and task."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    clock = chosen_clock(wall=arguments.wall)
     mask = (load_image(arguments.data / "faces/mask.png") > 0.5).float()[0, 0]
     task = kind(mask=mask) if kind is Inpainting else kind()
     faces = ImageSet.from_folder(arguments.data / "faces/test")
@@ -110,14 +114,14 @@ def measured(arguments: Any, name: str, kind: type[Task], c: tuple[float, ...] |
                 for n in methods
                 if (count := counts[n][error]) is not None
             }
-            for label, runs in race(stated, methods, stops, arguments.repeats).items():
+            for label, runs in race(stated, methods, stops, arguments.repeats, clock).items():
                 count = counts[label][error]
                 yield {**about, "to": f"error {error:g}", "method": label, "iterations": count,
                        "seconds": min(s for s, _ in runs) if runs else None}  # fmt: skip
         stop = cl.StopWhen(gap=GAP, max_iterations=arguments.limit)
         curves: dict[str, list[tuple[float, float]]] = {n: [] for n in methods}
         stops = dict.fromkeys(methods, stop)
-        for label, runs in race(stated, methods, stops, 1, curves).items():
+        for label, runs in race(stated, methods, stops, 1, clock, curves).items():
             seconds, result = runs[0]
             done = result.status[0] is cl.Status.CONVERGED
             yield {**about, "to": f"certified {GAP:g}", "method": label,
@@ -148,6 +152,7 @@ def race(
     methods: dict[str, Method],
     stops: dict[str, cl.StopWhen],
     repeats: int,
+    clock: Clock,
     curves: dict[str, list[tuple[float, float]]] | None = None,
 ) -> dict[str, list[tuple[float, cl.Solution]]]:
     """Seconds and solutions of each method, taking turns; none without a stop."""
@@ -166,12 +171,16 @@ def race(
     return found
 
 
-def clock() -> float:
-    """Seconds of the processor, or on a GPU, once it is done, of a clock."""
+def chosen_clock(*, wall: bool = False) -> Clock:
+    """Processor seconds, or with a GPU, once it is done, and with ``wall`` those of a clock."""
+    return synchronized if wall or torch.cuda.is_available() else time.process_time
+
+
+def synchronized() -> float:
+    """Seconds of a clock, once a GPU is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()
+    return time.perf_counter()
 
 
 def report(rows: list[dict[str, Any]]) -> None:

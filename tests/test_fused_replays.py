@@ -42,10 +42,10 @@ def test_checks_read_the_buffers_of_iterations(
             captures = graphs.captures
             assert_same(cl.solve(problem, stop=stop), expected)
     assert graphs.captures == captures, "the third solve captures nothing"
-    (workshop,) = (each for each in replays.IDLE.values() if each.problem is not None)
-    made = {key: each.copies for key, each in workshop.recordings.items() if each.copies}
-    of_buffers = {function for (function, _, held), copies in made.items() if all(held) and held}
+    recorded = [workshop.recordings for workshop in replays.IDLE.values()]  # also of single images
+    made = [(key, each.copies) for of in recorded for key, each in of.items() if each.copies]
+    of_buffers = {function for (function, _, held), _ in made if all(held) and held}
     assert judged in of_buffers
     assert (claimed in of_buffers) == ahead
-    for (_, _, held), copies in made.items():
+    for (_, _, held), copies in made:
         assert not (held and all(held)) or copies.nbytes == 0
