@@ -242,8 +242,10 @@ def test_graphs_read_buffers_in_place_of_copies(graphs):
         assert torch.equal(result, 2 * x + v)
         assert torch.equal(numbers, result.flatten(1).sum(1))
     assert (graphs.captures, graphs.replays) == (1, 3)
-    made = list(calls._workshop.recordings.values())
-    assert [each.copies.nbytes for each in made] == [0]
+    (made,) = calls._workshop.recordings.values()
+    assert not made.copies.copied
+    # What graphs hold counts all the same: the images, v and the result.
+    assert made.nbytes == 3 * x.nbytes
     # Without buffers, decisions are known already; a copy with other strides has no mirror.
     (result, _), _ = calls(doubled, x, Blocks({"v": v}))
     assert torch.equal(result, 2 * x + v)
@@ -293,3 +295,25 @@ def test_results_are_mirrored_where_the_graph_computes_them(graphs):
     ((mine, theirs),) = first.mirrors
     assert mine is result
     assert mine is not theirs
+
+
+def test_ctrl_c_while_a_start_is_awaited_proves_nothing_about_a_network_that_is_not_convex(
+    graphs, monkeypatch
+):
+    """The start tells whether it is convex; here nobody hears it."""
+    network = cl.networks.ridge(channels=4, smoothing=0.01)
+    problem = stated(0, network)
+    for _ in range(3):
+        cl.solve(problem)
+    with torch.no_grad():
+        network.output[0] = -0.3
+    waited, replayed = Mailbox.wait, graphs.replays
+
+    def interrupted(self):
+        monkeypatch.setattr(Mailbox, "wait", waited)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Mailbox, "wait", interrupted)
+    with pytest.raises(ValueError, match="negative"):
+        cl.solve(problem)
+    assert graphs.replays > replayed

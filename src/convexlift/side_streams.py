@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Streams(threading.local):
-    """Streams of a thread: one for each stream beside which it works, and for each branch.
+    """Streams of a thread: one for each stream beside which it works, and one for branches.
 
     Memory that is freed on a side stream is used again there, which is safe since its work waits
     for the other stream first. It would not be with work of other threads or streams.
@@ -22,11 +22,16 @@ class _Streams(threading.local):
 
     def __init__(self) -> None:
         self.of_streams: dict[torch.cuda.Stream, torch.cuda.Stream] = {}
-        self.branches: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
-        self.depth = 0  # of calls of ``together`` inside one another
+        self.branches: dict[torch.device, torch.cuda.Stream] = {}
 
 
 STREAMS = _Streams()
+BESIDE, BRANCH = -1, -2
+"""Priorities of streams; those on which graphs are captured have 0.
+
+All streams of one priority are among the same few of a device, and work that is launched on a
+stream of another thread's capture would become a part of that graph.
+"""
 
 
 def beside(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -36,36 +41,33 @@ def beside(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """
     main = torch.cuda.current_stream(device)
     if main not in STREAMS.of_streams:
-        STREAMS.of_streams[main] = _stream(device)
+        STREAMS.of_streams[main] = _stream(device, BESIDE)
     return _beside(main, STREAMS.of_streams[main], main.record_event())
 
 
 def together(first: Callable[[], S], second: Callable[[], T]) -> tuple[S, T]:
-    """The results of two calls that do not read each other's.
+    """The results of two calls.
 
-    In a CUDA graph that is being captured, they become branches, which run at the same time.
+    In a CUDA graph that is being captured, they become branches, which run at the same time: none
+    may read what the other computes, nor a tensor that the other caches, nor branch again.
     """
     if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
         return first(), second()
-    main, depth = torch.cuda.current_stream(), STREAMS.depth
-    if (main.device, depth) not in STREAMS.branches:
-        STREAMS.branches[main.device, depth] = _stream(main.device)
-    side = STREAMS.branches[main.device, depth]
+    main = torch.cuda.current_stream()
+    if main.device not in STREAMS.branches:
+        STREAMS.branches[main.device] = _stream(main.device, BRANCH)
+    side = STREAMS.branches[main.device]
     side.wait_stream(main)
-    STREAMS.depth += 1
     try:
         with torch.cuda.stream(side):
             found = first()
         return found, second()
     finally:
-        STREAMS.depth = depth
         main.wait_stream(side)
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    # Of another priority than streams on which graphs are captured, since all streams of one
-    # priority are among the same few.
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -260,6 +260,7 @@ def proved(
         {n: part if part.dtype is CODES else part.to(y.dtype) for n, part in witness.items()}
     )
     precise = x.double()
+    double.network  # noqa: B018  bound here, since both calls below read it
 
     def below() -> tuple[Blocks, Scopes[ProvenBound]]:
         duals, numbers = proving_duals(problem, x.to(y.dtype), witness)

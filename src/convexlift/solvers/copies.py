@@ -61,8 +61,9 @@ class Copies:
     """Tensors of fixed addresses, to be filled with the values of others.
 
     Attributes:
-        tensors: a copy for each of them, or the buffer that holds the same numbers; only filling
-            does not need them.
+        tensors: a copy for each of them, or the buffer that holds the same numbers; ``fill`` works
+            without them, so that they may be dropped.
+        nbytes: bytes of all of them, also of those that are not copied.
     """
 
     def __init__(self, tensors: list[Tensor], buffers: Sequence[Tensor | None] = ()) -> None:
@@ -74,15 +75,17 @@ class Copies:
             next(made).expand(tensor.shape) if held is None else held.detach()
             for tensor, held in zip(tensors, buffers, strict=True)
         ]
+        self.nbytes = sum(part.nbytes for part in self._parts)
+        self.nbytes += sum(held.nbytes for held in buffers if held is not None)
 
     def fill(self, tensors: list[Tensor]) -> None:
         """Copy the values of tensors of the same shapes."""
         copy_all(self._parts, [unrepeated(tensors[place]) for place in self._filled])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(part.nbytes for part in self._parts)
+    def copied(self) -> bool:
+        """Whether anything is copied."""
+        return bool(self._parts)
 
 
 class Mailbox:

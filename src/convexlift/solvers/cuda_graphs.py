@@ -12,7 +12,7 @@ import torch
 from convexlift.side_streams import beside
 
 TRIES = 3
-"""Captures that may fail, or of a function whose decisions differ from call to call."""
+"""Captures that failed, or whose decisions changed, after which no more are made."""
 
 
 class CudaGraphs:

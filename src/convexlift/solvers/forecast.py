@@ -117,7 +117,7 @@ class Forecast:
         self._next = attempts
 
     def forget_attempts(self) -> None:
-        """What they left says nothing about attempts with less rounding."""
+        """Estimate anew what attempts leave: earlier ones had more rounding."""
         for course in self.courses:
             course.tried = False
 

@@ -210,6 +210,8 @@ def _iterate(
                         ahead = None  # of another state
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
+        if not ledger.history:  # perhaps before the start has told whether the network is convex
+            ledger.problem.regularizer.check_convexity()
         if not ledger.history or ledger.history[-1].iteration != iteration:
             ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)

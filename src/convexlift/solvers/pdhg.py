@@ -259,7 +259,7 @@ class RestartedPDHG(PDHGSolver[RestartState]):
     def more_precise(self, state: RestartState) -> tuple[RestartedPDHG, RestartState] | None:
         """The same iteration in double precision, if rounding is a large part of a step.
 
-        So do all images of a batch. Where dual variables are packed, they are unpacked instead.
+        All images of a batch change together. Packed dual variables are unpacked instead.
         """
         if self.iterations.packs(state.u["x"]):
             return (self, state) if self.iterations.unpack() else None

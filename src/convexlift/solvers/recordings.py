@@ -59,10 +59,11 @@ class Recording:
     def take(
         self, copies: Copies, mailbox: Mailbox, compute: Callable[[], None], made: tuple[Any, int]
     ) -> None:
-        """Keep a graph, and what replays need of its results; with them, how many numbers it sends.
+        """Keep a graph, and what replays need of its results.
 
-        A tensor may be several parts of them: the dual variables of the best bound, here and
-        everywhere. Buffers among them are not kept alive: a replay is given them again.
+        ``made``: these, and how many rows of numbers the graph sends. A tensor may be several parts
+        of the results: the dual variables of the best bound, near x and everywhere. Buffers among
+        them are not kept alive, since a replay is given them again.
         """
         found, self._numbers = made
         inputs, parts = copies.tensors, kind_of(found, mailbox.source)[1]
@@ -73,6 +74,13 @@ class Recording:
         self._build = builder(found, mailbox.source)
         self.copies, self._mailbox, self._compute = copies, mailbox, compute
         copies.tensors = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the call reads and returns; without those of the graph, about as many."""
+        if self.copies is None:
+            return 0
+        return self.copies.nbytes + sum(tensor.nbytes for tensor in self._own)
 
     def play(self, tensors: list[Tensor]) -> Pending:
         """The results for these tensors; Changed if they would have other decisions."""
@@ -101,6 +109,11 @@ def alike(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
 
 
+def addresses(buffers: Sequence[Tensor | None]) -> tuple[int | None, ...]:
+    """Where the buffers are."""
+    return tuple(None if held is None else held.data_ptr() for held in buffers)
+
+
 class Workshop:
     """Copies of the tensors of a problem, and the recordings that read them.
 
@@ -112,7 +125,6 @@ class Workshop:
         self.opening: tuple[Function, tuple[Any, ...]] | None = None
         self.problem: Copies | None = None
         self.recordings: dict[Key, Recording] = {}
-        self._addresses: set[tuple[int, ...]] = set()
 
     def known(self, key: Key) -> Recording | None:
         """The recording; a new one, if decisions are known from calls about other buffers."""
@@ -130,22 +142,21 @@ class Workshop:
         self.recordings[key] = recording
 
     def buffers(self, tensors: list[Tensor], mirrors: Mirrors) -> list[Tensor | None]:
-        """The buffers of these tensors; none if they are others again and again."""
+        """The buffers of these tensors; none once there are recordings of too many sets."""
         there = [
             next((held for given, held in mirrors if given is tensor and alike(given, held)), None)
             for tensor in tensors
         ]
-        if addresses := tuple(held.data_ptr() for held in there if held is not None):
-            if addresses not in self._addresses and len(self._addresses) == MOVES:
-                return [None] * len(tensors)
-            self._addresses.add(addresses)
+        known = {key[2] for key in self.recordings if any(key[2])}
+        if addresses(there) not in known and len(known) >= MOVES:
+            return [None] * len(tensors)
         return there
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all copies, without what graphs need beside them."""
-        copies = [self.problem, *(each.copies for each in self.recordings.values())]
-        return sum(each.nbytes for each in copies if each is not None)
+        """Bytes of the problem and of all recordings."""
+        problem = 0 if self.problem is None else self.problem.nbytes
+        return problem + sum(each.nbytes for each in self.recordings.values())
 
 
 class IdleWorkshops(dict[object, Workshop]):

@@ -37,13 +37,14 @@ from convexlift.solvers.recordings import (
     Pending,
     Recording,
     Workshop,
+    addresses,
 )
 from convexlift.solvers.rehearsal import Rehearsal
 
 SHARE = 512
-"""Tensors of a call are copied if they take at most this part of the device's memory."""
+"""Calls are captured if their tensors take at most this part of the device's memory."""
 KEPT = 128
-"""Copies that are kept for later problems take at most this part of it."""
+"""Recordings that are kept for later problems take at most this part of it, beside their graphs."""
 GRAPHS: CudaGraphs | None = CudaGraphs()
 """None: every call is an ordinary one."""
 
@@ -146,7 +147,7 @@ class Replays:
     ) -> Pending:
         words, tensors = kind_of(given, self._device)
         buffers = workshop.buffers(tensors, mirrors)
-        key = function, words, tuple(None if each is None else each.data_ptr() for each in buffers)
+        key = function, words, addresses(buffers)
         known = workshop.known(key)
         if known is None:
             return self._recorded(workshop, key, 1, given)

@@ -52,7 +52,8 @@ class TiledIterations(Iterations):
     It works in place on the w of the last state, of which earlier states of the same solver have
     no copy. A large v is packed (``packed_slopes``), and so is the anchor, which moves in place as
     well. So w suffices, and in 16 bits each v, the v of the best bound, and the anchor; of an
-    anchor that only measures displacements, a few rows. Iterations never read a packed v.
+    anchor that only measures displacements, a few rows. Only attempts at a proof read a packed v;
+    for gaps that 16 bits are too few for, v is unpacked.
     """
 
     name = "tiled"
@@ -145,9 +146,10 @@ class TiledIterations(Iterations):
         elif not self.anchored:
             self.anchor_u, self.anchor_v = self.u, self._few_rows(self.v)
         else:  # of the single image, which moves
-            codes = self.packed(self.v)[self.row]
-            own = self.anchor_v[self.row] if self._owns_anchor else torch.empty_like(codes)
-            self.anchor_u, self.anchor_v = self.u, Blocks({self.row: own.copy_(codes)})
+            codes, own = self.packed(self.v)[self.row], self.anchor_v[self.row]
+            if self.packs_v:  # states have the codes of v
+                codes = own.copy_(codes) if self._owns_anchor else codes.clone()
+            self.anchor_u, self.anchor_v = self.u, Blocks({self.row: codes})
             self._owns_anchor = True
 
     def _few_rows(self, v: Blocks) -> Blocks:
@@ -208,7 +210,7 @@ class TiledIterations(Iterations):
         return codes
 
     def unpack(self) -> bool:
-        """v itself, which iterations do not read; anchors remain packed."""
+        """Store v itself from now on; anchors remain packed."""
         if self.packs_v and not self._lost <= ROUNDING**2 * self._step:
             self.packs_v = False
             return True
