@@ -22,6 +22,10 @@ static dim3 gridDim, threadIdx, blockIdx;
 #define __align__(n) __attribute__((aligned(n)))
 inline float __saturatef(float f) { return f > 0 ? std::min(f, 1.0f) : 0.0f; }
 inline float __fdividef(float a, float b) { return a / b; }
+struct short4 { short x, y, z, w; };
+inline short4 make_short4(short x, short y, short z, short w) { return {x, y, z, w}; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }

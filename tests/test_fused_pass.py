@@ -76,12 +76,12 @@ def test_as_the_plain_computation(name):
 
 
 def test_what_it_does_not_take():
-    """Packed dual variables, and activations whose slope is no ramp."""
+    """Dual variables in another precision, and activations whose slope is no ramp."""
     net, x = ridge("huber", "zero").float(), torch.rand(1, 1, 8, 8, dtype=torch.float32)
     network, single = net.bind((1, 8, 8)), torch.float32
     t = network.output
     assert FusedPass.of(network.to(device=DEVICE), x.to(DEVICE), single, t.to(DEVICE))
-    assert FusedPass.of(network, x, torch.int16, t) is None
+    assert FusedPass.of(network, x, torch.float64, t) is None
     assert FusedPass.of(network, x, single, t, pool=3) is None
     curved = ridge("softplus", "zero").float().bind((1, 8, 8))
     assert FusedPass.of(curved, x, single, curved.output) is None

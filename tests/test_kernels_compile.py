@@ -116,12 +116,15 @@ def compile_with_nvrtc(text: str) -> None:
 
 @pytest.mark.parametrize("tile", [first_layer.TILE, slow(first_layer.LOW_TILE)])
 @pytest.mark.parametrize(
-    ("side", "coarse", "biased", "pool"),
-    [(5, 1, True, 0), (5, 16, False, 0), (7, 0, False, 0), (5, 16, False, 16)],
-)
-def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, tile):
+    ("side", "coarse", "biased", "pool", "coded"),
+    [
+        (5, 1, True, 0, False), (5, 16, False, 0, False), (7, 0, False, 0, False),
+        (5, 16, False, 16, False), (7, 0, False, 0, True), (5, 1, True, 0, True),
+    ],
+)  # fmt: skip
+def test_nvrtc_compiles_the_first_layer(side, coarse, biased, pool, coded, tile):
     filters = torch.Size([24, 1, side, side])
-    options = {"tile": tile, "coarse": coarse, "biased": biased, "pool": pool}
+    options = {"tile": tile, "coarse": coarse, "biased": biased, "pool": pool, "coded": coded}
     compile_with_nvrtc(first_layer.source(filters, **options, aligned=True))
     compile_with_nvrtc(rigorous_pass.source(filters, **options))
 

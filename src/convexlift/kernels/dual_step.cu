@@ -6,8 +6,10 @@
 
 // The dual half of an iteration: its numbers, and where its tensors begin for an image.
 struct Iteration {
-    float *w, *v;
-    const float *anchor, *bias, *multipliers;
+    float* w;
+    Stored* v;
+    const Stored* anchor;
+    const float *bias, *multipliers;
     float sigma, a, b, e, low, rise_by, begin, flat;  // sigma times the begin and the width of the ramp
     bool step, observed;
 };
@@ -35,7 +37,7 @@ __device__ __forceinline__ float stepped(Four& w, const Four& response, const Fo
                                          int channel, const Spot& here)
 {
     float way = 0.0f, per_flat = 0.0f, start = 0.0f;
-    Four made, old = {w[0], w[1], w[2], w[3]};
+    Four made, parts, old = {w[0], w[1], w[2], w[3]};
     EACH_OF_FOUR {
         const float t = multipliers[COARSE == 1 ? p : 0];
         // v = t times the slope at the proximal point, which is on the ramp or at one of its ends
@@ -45,12 +47,14 @@ __device__ __forceinline__ float stepped(Four& w, const Four& response, const Fo
         }
         const float share = __saturatef((old[p] + of.sigma * response[p]) * per_flat + start);
         made[p] = t * of.low + t * of.rise_by * share;
-        w[p] = of.a * made[p] + of.b * old[p] + (anchored ? of.e * anchor[p] : 0.0f);
+        parts[p] = share;
+        w[p] = of.a * made[p] + of.b * old[p];
+        if (anchored) w[p] += of.e * (CODED ? t * (of.low + of.rise_by * anchor[p]) : anchor[p]);
     }
     if (!ALIGNED) EACH_OF_FOUR if (p >= here.inside) w[p] = made[p] = 0.0f;
     here.write(of.w, channel, w);
     if (of.observed) {
-        here.write(of.v, channel, made);
+        here.write(of.v, channel, CODED ? parts : made);
         EACH_OF_FOUR way += (made[p] - old[p]) * (made[p] - old[p]);
     }
     return way;
@@ -86,7 +90,7 @@ __device__ __forceinline__ float all_channels(const Iteration& of, bool anchored
 // v = prox_{sigma f*}(w + sigma (V x_bar + bias)),  w <- a v + b w + e anchor,  spill = V* w;
 // without `step`, V* w alone. The slope of the activation rises from low to high.
 __global__ void __launch_bounds__(THREADS, PROGRAMS_OF_STEPS) dual_step(
-    const float* x_bar, float* w, const float* anchor, float* v, float* spill, float* moved,
+    const float* x_bar, float* w, const Stored* anchor, Stored* v, float* spill, float* moved,
     const float* filters, const float* bias, const float* multipliers,
     const float* table, int* clock,
     double low, double high, double left, double ramp_width,

@@ -57,6 +57,7 @@ def compiled(
     biased: bool,
     aligned: bool,
     pool: int = 0,
+    coded: bool = False,
 ) -> Any:
     """A kernel on a device, or None where there is none.
 
@@ -69,6 +70,7 @@ def compiled(
         biased: whether every pixel has its own bias.
         aligned: whether the width of the images is a multiple of 4.
         pool: side of the blocks of pixels whose sums ``one_pass`` gives, a power of 2; or 0.
+        coded: whether v and the anchor are slopes in 16 bits (``problems.packed_slopes``).
     """
     _, channels, *sides = filters
     known = channels == 1 and len(sides) == 2 and sides[0] * sides[1] <= LARGEST_FILTER
@@ -76,7 +78,9 @@ def compiled(
         return None
     if torch.cuda.get_device_capability(device) < (8, 0):  # matrix units without TF32
         return None
-    text = source(filters, tile=tile, coarse=coarse, biased=biased, aligned=aligned, pool=pool)
+    text = source(
+        filters, tile=tile, coarse=coarse, biased=biased, aligned=aligned, pool=pool, coded=coded
+    )
     return module(device, text, NAMES).get(name)
 
 
@@ -124,13 +128,14 @@ def source(
     biased: bool,
     aligned: bool,
     pool: int = 0,
+    coded: bool = False,
 ) -> str:
     """The text to compile."""
     channels, _, rows, columns = filters
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased),
-        "ALIGNED": int(aligned), "POOL": pool, "NUMBER": "float",
+        "ALIGNED": int(aligned), "POOL": pool, "CODED": int(coded), "NUMBER": "float",
     }  # fmt: skip
     return assembled(macros, *FILES)
 

@@ -106,6 +106,28 @@ struct Spot {
         else
             EACH_OF_FOUR if (p < inside) to[at(channel) + p] = numbers[p];
     }
+    // The same for slopes in 16 bits, as parts of their interval.
+    __device__ void read(Four& parts, const short* from, int channel) const
+    {
+        const bool known = has(channel);
+        if (ALIGNED) {
+            const short4 none = {0, 0, 0, 0};
+            const short4 some = known ? *(const short4*)(from + at(channel)) : none;
+            parts[0] = some.x, parts[1] = some.y, parts[2] = some.z, parts[3] = some.w;
+        } else
+            EACH_OF_FOUR parts[p] = known && p < inside ? from[at(channel) + p] : 0;
+        EACH_OF_FOUR parts[p] = (parts[p] + MIDDLE) * (1.0f / STEPS);
+    }
+    __device__ void write(short* to, int channel, const Four& parts) const
+    {
+        if (!has(channel)) return;
+        short codes[4];
+        EACH_OF_FOUR codes[p] = (short)((int)rintf(parts[p] * STEPS) - MIDDLE);
+        if (ALIGNED)
+            *(short4*)(to + at(channel)) = make_short4(codes[0], codes[1], codes[2], codes[3]);
+        else
+            EACH_OF_FOUR if (p < inside) to[at(channel) + p] = codes[p];
+    }
     // Multipliers of the channel, of the pixels, or of blocks of COARSE x COARSE pixels; four pixels are
     // never in two blocks.
     __device__ void read_multipliers(Four& t, const float* multipliers, int channel) const

@@ -19,7 +19,7 @@ struct Read {
     Channels v, output, bias;
 };
 
-__device__ __forceinline__ void read_layer(Read& numbers, const Layer& of, const float* v,
+__device__ __forceinline__ void read_layer(Read& numbers, const Layer& of, const Stored* v,
                                            int channel, const Spot& here)
 {
     EACH_HALF {
@@ -53,6 +53,7 @@ __device__ __forceinline__ Sums passed(Four& v, const Four& a, const Four& outpu
         sums.values += POOL ? (holds ? z : 0.0f) : output * z;
         if (!whole) continue;
         const float t = of.weight * output;
+        if (CODED) v[p] = t * (of.low + of.rise_by * v[p]);
         v[p] = fminf(fmaxf(v[p], t * of.low), t * (of.low + of.rise_by));
         const float share = (__fdividef(v[p], fmaxf(t, TINY)) - of.low) * per_rise;
         const float off = inside - share * of.ramp_width;
@@ -79,7 +80,7 @@ __device__ __forceinline__ void write_pooled(float* pooled, float sum, int chann
 // With POOL, `pooled` gets sums of h(a) instead, over POOL pixels of a row, and the first sum is 0.
 // Without v, there is nothing but h(a).
 __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
-    const float* x_padded, const float* v, float* spill, double* totals, float* pooled,
+    const float* x_padded, const Stored* v, float* spill, double* totals, float* pooled,
     const float* filters, const float* bias, const float* outputs, const float* weights,
     double low, double high, double left, double ramp_width, double offset,
     int apart, int bias_apart, int height, int width)
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
     const Place here(height, width);
     const Layer layer(bias, outputs, weights, low, high, left, ramp_width, offset, apart, bias_apart);
     const bool whole = v != 0;
-    const float* dual = whole ? v + (long long)here.image * CHANNELS * here.size : 0;
+    const Stored* dual = whole ? v + (long long)here.image * CHANNELS * here.size : 0;
     load_filters(taps, filters, here);
     load_tile(x, x_padded, here);
     clear(&lines[0][0][0], WARPS * 8 * LINE, here);
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) one_pass(
 
 // p = t h'(a), a = V x + bias, t = weight W: the dual variable of the tangent at x.
 __global__ void __launch_bounds__(THREADS, PROGRAMS) tangent(
-    const float* x_padded, float* slopes, const float* filters, const float* bias,
+    const float* x_padded, Stored* slopes, const float* filters, const float* bias,
     const float* outputs, const float* weights,
     double low, double high, double left, double ramp_width,
     int apart, int bias_apart, int height, int width)
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) tangent(
     const Place here(height, width);
     const Layer layer(bias, outputs, weights, low, high, left, ramp_width, 0.0, apart, bias_apart);
     const float per_width = 1.0f / fmaxf(layer.ramp_width, TINY);
-    float* p = slopes + (long long)here.image * CHANNELS * here.size;
+    Stored* p = slopes + (long long)here.image * CHANNELS * here.size;
     load_filters(taps, filters, here);
     load_tile(x, x_padded, here);
     __syncthreads();
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) tangent(
                 EACH_OF_FOUR {
                     const float t = layer.weight * now.output[m][COARSE == 1 ? p : 0];
                     const float share = __saturatef((a[m][p] - layer.left) * per_width);
-                    a[m][p] = t * (layer.low + layer.rise_by * share);
+                    a[m][p] = CODED ? share : t * (layer.low + layer.rise_by * share);
                 }
                 spot.write(p, channel + m, a[m]);
             }

@@ -124,27 +124,45 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) values(
     if (!POOL) collect(total, 0.0, (double2*)totals, here);
 }
 
-// What a thread reads of a channel of the dual variable v.
+// What a thread reads of a channel of the dual variable v; with CODED, which has no pooling, also the
+// multipliers t in single precision by which v was coded.
 struct Numbers {
-    float v[PIXELS];
+    Stored v[PIXELS];
+    float rounded[PIXELS];
     Pixels t, bias;
 };
 
-__device__ __forceinline__ void read_channel(Numbers& numbers, const float* v, const double* bias,
-                                             int bias_apart, const double* multipliers, int apart,
-                                             int channel, const Place& here)
+__device__ __forceinline__ void read_channel(Numbers& numbers, const Stored* v, const float* rounded,
+                                             const double* bias, int bias_apart,
+                                             const double* multipliers, int apart, int channel,
+                                             const Place& here)
 {
     EACH_PIXEL {
-        numbers.v[p] = here.holds(p) ? v[here.at(channel, p)] : 0.0f;
+        numbers.v[p] = here.holds(p) ? v[here.at(channel, p)] : 0;
+        if (CODED) {
+            const float* own = rounded + (long long)here.image * apart;
+            numbers.rounded[p] = here.holds(p) ? own[COARSE ? here.at(channel, p) : channel] : 0.0f;
+        }
         numbers.t[p] = multiplier(multipliers, apart, channel, p, here);
         numbers.bias[p] = bias_of(bias, bias_apart, channel, p, here);
     }
 }
 
+// The number v of a pixel, as `feasible` of packed_slopes.py makes it of a code, to the last bit: what a claim
+// states. Hence no fused products and sums.
+__device__ __forceinline__ float number_of(const Numbers& numbers, int p, double low, double high)
+{
+    if (!CODED) return numbers.v[p];
+    const float t = numbers.rounded[p], step = (float)((high - low) / STEPS);
+    const float slope = __fadd_rn(__fmul_rn((float)(numbers.v[p] + MIDDLE), step), (float)low);
+    const float first = __fmul_rn(t, (float)low), last = __fmul_rn(t, (float)high);
+    return fminf(fmaxf(__fmul_rn(slope, t), first), last);
+}
+
 // Sums of p bias - t h*(s) over each tile, p = s t, with the slopes s nearest to v / t in the domain
 // of h*, and the largest |s|; spill = V* p, tile by tile. `bend` is half of (h*)''.
 __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
-    const float* v, double* spill, double* totals,
+    const Stored* v, const float* rounded, double* spill, double* totals,
     const double* filters, const double* bias, const double* multipliers,
     double low, double high, double middle, double bend,
     int apart, int bias_apart, int height, int width)
@@ -152,7 +170,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
     __shared__ double2 all_taps[CHANNELS * ROOM];
     const Place here(height, width);
     load_taps(all_taps, filters, here);
-    const float* own_v = v + (long long)here.image * CHANNELS * here.size;
+    const Stored* own_v = v + (long long)here.image * CHANNELS * here.size;
     Window sums;
 #pragma unroll
     for (int r = 0; r < WINDOW; r++)
@@ -160,19 +178,20 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
         for (int s = 0; s < KERNEL_WIDTH; s++) sums[r][s] = 0.0;
     double total = 0.0, steepest = 0.0;
     Numbers next;
-    read_channel(next, own_v, bias, bias_apart, multipliers, apart, 0, here);
+    read_channel(next, own_v, rounded, bias, bias_apart, multipliers, apart, 0, here);
 #pragma unroll 1
     for (int channel = 0; channel < CHANNELS; channel++) {
         const double2* taps = all_taps + channel * ROOM;
         const Numbers now = next;
         // One channel ahead: there is work until memory answers.
         if (channel + 1 < CHANNELS)
-            read_channel(next, own_v, bias, bias_apart, multipliers, apart, channel + 1, here);
+            read_channel(next, own_v, rounded, bias, bias_apart, multipliers, apart, channel + 1, here);
         Pixels made;
         double sum = 0.0;
         EACH_PIXEL {
             const double t = now.t[p], inverse = t > 0.0 ? 1.0 / t : 0.0;
-            const double slope = fmin(fmax(now.v[p] * inverse, low), high), way = slope - middle;
+            const double v_here = number_of(now, p, low, high);
+            const double slope = fmin(fmax(v_here * inverse, low), high), way = slope - middle;
             made[p] = slope * t;
             sum += made[p] * now.bias[p] - t * (bend * way * way);
             if (here.holds(p)) steepest = fmax(steepest, fabs(slope));

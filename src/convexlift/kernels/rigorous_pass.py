@@ -32,6 +32,7 @@ def compiled(
     coarse: int,
     biased: bool,
     pool: int = 0,
+    coded: bool = False,
 ) -> Any:
     """A kernel on a device, or None where there is none.
 
@@ -44,6 +45,7 @@ def compiled(
             every pixel has its own, or 0 if all pixels have the same.
         biased: whether every pixel has its own bias.
         pool: side of the blocks of pixels whose sums ``values`` gives, a power of 2; or 0.
+        coded: whether dual variables are slopes in 16 bits (``problems.packed_slopes``).
     """
     count, channels, *sides = filters
     taps = math.prod(sides)
@@ -52,19 +54,25 @@ def compiled(
         return None
     if count * (taps + taps % 2) > MOST_TAPS:
         return None
-    text = source(filters, tile=tile, coarse=coarse, biased=biased, pool=pool)
+    text = source(filters, tile=tile, coarse=coarse, biased=biased, pool=pool, coded=coded)
     return module(device, text, NAMES).get(name)
 
 
 def source(
-    filters: torch.Size, *, tile: tuple[int, int], coarse: int, biased: bool, pool: int = 0
+    filters: torch.Size,
+    *,
+    tile: tuple[int, int],
+    coarse: int,
+    biased: bool,
+    pool: int = 0,
+    coded: bool = False,
 ) -> str:
     """The text to compile."""
     channels, _, rows, columns = filters
     macros = {
         "WARPS": WARPS, "PIXELS": tile[0] // WARPS, "CHANNELS": channels, "KERNEL_HEIGHT": rows,
         "KERNEL_WIDTH": columns, "COARSE": coarse, "BIASED": int(biased), "POOL": pool,
-        "NUMBER": "double",
+        "CODED": int(coded), "NUMBER": "double",
     }  # fmt: skip
     return assembled(macros, "tiles.cu", "rigorous_pass.cu", "gathered.cu")
 

@@ -13,6 +13,16 @@
 #define EACH_PIXEL _Pragma("unroll") for (int p = 0; p < PIXELS; p++)
 #define PROGRAMS (TAPS <= 32 ? 3 : 2)  // on a multiprocessor, which limits their registers
 
+// A dual variable p = s t is stored as numbers or, with CODED, by its slopes in 16 bits: steps from one end of
+// their interval to the other (problems/packed_slopes.py).
+#if CODED
+typedef short Stored;
+#else
+typedef float Stored;
+#endif
+#define STEPS 65535
+#define MIDDLE 32768
+
 // Where a thread is: its first row and its column of an image of `size` pixels, and how many of its
 // pixels are inside.
 struct Place {

@@ -17,6 +17,7 @@ from convexlift.kernels.availability import current
 from convexlift.networks.activations import Ramp
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.convolution import BOUNDARIES
+from convexlift.problems.packed_slopes import CODES
 from convexlift.tensors import Scalar
 
 POOLS = (4, 8, 16, 32)
@@ -35,6 +36,7 @@ class FusedPass:
     bias: Tensor
     pool: int
     boundary: int
+    stored: torch.dtype
 
     @staticmethod
     def of(
@@ -42,12 +44,14 @@ class FusedPass:
     ) -> FusedPass | None:
         """The kernels for images, and dual variables of a type, or None if there are none.
 
-        ``multipliers`` are those of the layer, or of its blocks of ``pool`` x ``pool`` pixels.
+        Dual variables may be packed (``packed_slopes``). ``multipliers`` are those of the layer, or
+        of its blocks of ``pool`` x ``pool`` pixels.
         """
         layer = network.layers[0]
         convolution, ramp = layer.operators[IMAGE].convolution, layer.activation.ramp
         bias, (_, height, width) = layer.bias, layer.shape
-        single = {x.dtype, dtype, multipliers.dtype} == {torch.float32}
+        coded = dtype is CODES
+        single = {x.dtype, torch.float32 if coded else dtype, multipliers.dtype} == {torch.float32}
         if convolution is None or ramp is None or ramp.low == ramp.high or not single:
             return None
         if math.prod(layer.shape) >= first_layer.LARGEST:
@@ -60,7 +64,7 @@ class FusedPass:
         kernels = tuple(
             first_layer.compiled(
                 name, x.device, filters.shape, tile=tile, coarse=coarse, pool=pool,
-                aligned=width % 4 == 0,
+                aligned=width % 4 == 0, coded=coded,
                 biased=bias is not None and bias.numel() > len(filters),
             )
             for name in ("one_pass", "gathered", "tangent")
@@ -69,7 +73,10 @@ class FusedPass:
             return None
         bias = filters.new_zeros(len(filters)) if bias is None else bias.contiguous()
         boundary = BOUNDARIES.index(convolution.boundary)
-        return FusedPass(kernels, tile, (height, width), ramp, filters, bias, pool, boundary)
+        return FusedPass(
+            kernels, tile, (height, width), ramp, filters, bias, pool, boundary,
+            CODES if coded else torch.float32,
+        )  # fmt: skip
 
     def __call__(
         self, weight: Scalar, multipliers: Tensor, padded: Tensor, v: Tensor
@@ -118,9 +125,9 @@ class FusedPass:
         return value, slack
 
     def tangent(self, weight: Scalar, multipliers: Tensor, padded: Tensor) -> Tensor:
-        """t h'(a), without pooling."""
+        """t h'(a), without pooling; packed, if dual variables are."""
         batch, ramp = len(padded), self.ramp
-        p = padded.new_empty((batch, len(self.filters), *self.size))
+        p = padded.new_empty((batch, len(self.filters), *self.size), dtype=self.stored)
         weights, multipliers, apart = self._multipliers(weight, multipliers, padded)
         with current(padded.device):
             self.kernels[2](

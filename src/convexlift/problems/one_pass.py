@@ -202,12 +202,13 @@ class OnePass:
         assert self.pooling is None
         h, above = self.layer.activation, _Above(self.network, x).with_duals(weight, [])
         padded = self.operator.padding(x)
-        fused = None if packed else FusedPass.of(self.network, x, x.dtype, above.numbers)
+        dtype = CODES if packed else x.dtype
+        fused = FusedPass.of(self.network, x, dtype, above.numbers)
         if fused is not None:
             return fused.tangent(above.weight, above.numbers, padded)
         _, height, width = self.layer.shape
         shape = x.shape[0], self.operator.weight.shape[0], height, width
-        p = x.new_empty(shape, dtype=CODES if packed else x.dtype)
+        p = x.new_empty(shape, dtype=dtype)
         for image, rows, halo in self._strips(x.shape[0]):
             a = self._preactivation(padded, image, rows, halo)
             for outputs, inputs in self._channels(a):

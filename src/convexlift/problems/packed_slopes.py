@@ -103,6 +103,16 @@ def distance(h: Activation, codes: Tensor, others: Tensor, t: Tensor) -> Tensor:
     return total.sqrt().to(t)
 
 
+def rounding_squares(h: Activation, codes: Tensor, t: Tensor) -> Tensor:
+    """The expected sum of the squares of rounding errors: of slopes inside, for ends are exact."""
+    (low, high), total = h.slopes, torch.zeros((), dtype=torch.float64, device=codes.device)
+    for strip in _strips(codes):
+        some, step = codes[strip], local(t, *strip) * ((high - low) / STEPS)
+        inside = (some > -MIDDLE) & (some < STEPS - MIDDLE)
+        total += (step.square() * inside).sum(dtype=torch.float64) / 12
+    return total
+
+
 def _strips(v: Tensor) -> Iterator[tuple[slice, slice, slice]]:
     """A few rows at a time, since intermediate results are large."""
     rows = max(1, at_once(CACHED, v.device) * v.shape[-2] // v.numel())

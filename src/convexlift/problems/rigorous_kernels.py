@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +14,7 @@ from convexlift.kernels import first_layer, rigorous_pass
 from convexlift.kernels.availability import current
 from convexlift.networks.bound_network import BoundLayer
 from convexlift.operators.convolution import BOUNDARIES, ConvolutionOperator
-from convexlift.problems.packed_slopes import Dual
+from convexlift.problems.packed_slopes import Dual, PackedDual
 from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
 
 
@@ -23,10 +25,12 @@ class KernelSums(LayerSums):
     Attributes:
         tile: rows and columns of a program.
         kernels: ``values``, ``minorants`` and ``gathered``.
+        minorants_of_codes: compiles ``minorants`` for packed dual variables.
     """
 
     tile: tuple[int, int]
     kernels: tuple[Any, ...]
+    minorants_of_codes: Callable[[], Any]
 
     @staticmethod
     def of(
@@ -37,15 +41,17 @@ class KernelSums(LayerSums):
         if channels * height * width >= first_layer.LARGEST:
             return None
         tile = first_layer.tile_for((height, width), batch)
-        kernels = tuple(
-            rigorous_pass.compiled(
-                name, V.weight.device, V.weight.shape, tile=tile, pool=pool,
+
+        def compiled(name: str, *, coded: bool = False) -> Any:
+            return rigorous_pass.compiled(
+                name, V.weight.device, V.weight.shape, tile=tile, pool=pool, coded=coded,
                 coarse=pool or int(weights[0, 0].numel() > 1),
                 biased=layer.bias is not None and layer.bias.numel() > channels,
-            )
-            for name in rigorous_pass.NAMES
-        )  # fmt: skip
-        return None if None in kernels else KernelSums(layer, V, h, pool, tile, kernels)
+            )  # fmt: skip
+
+        kernels = tuple(map(compiled, rigorous_pass.NAMES))
+        of_codes = partial(compiled, "minorants", coded=True)
+        return None if None in kernels else KernelSums(layer, V, h, pool, tile, kernels, of_codes)
 
     @property
     def additions(self) -> int:
@@ -75,21 +81,25 @@ class KernelSums(LayerSums):
 
     def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Extent, Tensor]:
         """One part for each tile; V* p is gathered from them."""
-        assert isinstance(v, Tensor)  # in single precision (``RigorousLayer.reads``)
+        kernel, codes = self.kernels[1], v
+        rounded = t  # not read
+        if isinstance(v, PackedDual):
+            kernel, codes, rounded = self.minorants_of_codes(), v.codes, v.t.contiguous()
+        assert isinstance(codes, Tensor)
         h, bias, V, t = self.h, self._bias(), self.V, t.contiguous()
         sides, size = V.weight.shape[-2:], self.layer.shape[1:]
         around = math.prod(side + k - 1 for side, k in zip(self.tile, sides, strict=True))
-        spill = t.new_empty((len(v), math.prod(self._tiles), around))
-        totals = t.new_empty((len(v), math.prod(self._tiles), 2))
+        spill = t.new_empty((len(codes), math.prod(self._tiles), around))
+        totals = t.new_empty((len(codes), math.prod(self._tiles), 2))
         self._launch(
-            self.kernels[1], len(v), t, bias,
-            [v.contiguous(), spill, totals, V.weight.contiguous(), bias, t,
+            kernel, len(codes), t, bias,
+            [codes.contiguous(), rounded, spill, totals, V.weight.contiguous(), bias, t,
              h.low, h.high, h.middle, h.conjugate],
         )  # fmt: skip
-        c = t.new_empty((len(v), 1, *size))
+        c = t.new_empty((len(codes), 1, *size))
         with current(t.device):
             self.kernels[2](
-                grid=(math.prod(self._tiles), len(v), 1), block=first_layer.BLOCK,
+                grid=(math.prod(self._tiles), len(codes), 1), block=first_layer.BLOCK,
                 args=[spill, c, BOUNDARIES.index(V.boundary), *size],
             )  # fmt: skip
         steepest = totals[..., 1].amax(1, keepdim=True)

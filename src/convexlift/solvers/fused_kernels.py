@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property, lru_cache
 from typing import Any, Self
 
@@ -262,14 +262,24 @@ class FirstLayer:
 
     def copied(self) -> Self:
         """The same on contiguous copies of the data, which may be overwritten."""
+        return self._on(map(_copied, self.data))
+
+    def contiguous(self) -> Self:
+        """The same on contiguous data, copied only where they are not."""
+        return self._on(each.contiguous() for each in self.data)
+
+    def _on(self, data: Iterable[Tensor]) -> Self:
         other = copy.copy(self)
-        other.filters, other.bias, *multipliers = map(_copied, self.data)
+        other.filters, other.bias, *multipliers = data
         other.multipliers = multipliers[0] if multipliers else None
         return other
 
     @staticmethod
-    def of(saddle: SaddlePointProblem) -> FirstLayer:
-        """The dual half for a one-channel float32 convolution of stride 1 with a ramp."""
+    def of(saddle: SaddlePointProblem, *, coded: bool = False) -> FirstLayer:
+        """The dual half for a one-channel float32 convolution of stride 1 with a ramp.
+
+        ``coded``: v and the anchor are slopes in 16 bits (``problems.packed_slopes``).
+        """
         reason = "no layer is a convolution of the image alone, of stride 1"
         for names, term in saddle.f:
             row = saddle.K.rows[names[0]]
@@ -281,7 +291,7 @@ class FirstLayer:
                 if not reason:
                     data = saddle.g.get("x")
                     images = len(data.fidelity.y) if isinstance(data, DiagonalFidelityTerm) else 1
-                    return FirstLayer._with_tiles(names, term, operator, images)
+                    return FirstLayer._with_tiles(names, term, operator, images, coded=coded)
         raise DoesNotApply(reason)
 
     @staticmethod
@@ -290,6 +300,8 @@ class FirstLayer:
         term: LastLayerTerm | PooledEpigraphTerm,
         operator: ConvolutionOperator,
         images: int,
+        *,
+        coded: bool,
     ) -> FirstLayer:
         """Choose tiles; for pooling, the blocks themselves."""
         assert operator.input_shape is not None
@@ -306,9 +318,9 @@ class FirstLayer:
             found = {
                 name: first_layer.compiled(
                     name, weight.device, weight.shape, tile=tile, coarse=coarse, biased=biased,
-                    aligned=operator.input_shape[-1] % 4 == 0,
+                    aligned=operator.input_shape[-1] % 4 == 0, coded=coded,
                 )
-                for name in first_layer.ITERATION
+                for name in (*first_layer.ITERATION, "gathered")
             }  # fmt: skip
             compiled = None if None in found.values() else found
             if compiled is None:
@@ -336,23 +348,18 @@ class FirstLayer:
         w, anchor, v, moved = (
             part[self.name] for part in (buffers.w_v, buffers.anchor_v, buffers.v, buffers.moved)
         )
-        fixed = self.filters, self.bias, multipliers, table, buffers.clock
-        ramped = ramp.low, ramp.high, ramp.left, ramp.width
-        sizes = (
-            multipliers[0].numel() if self.coarse == 1 and len(multipliers) == batch else 0,
-            self.bias[0].numel() if self.biased and len(self.bias) == batch else 0, height, width,
-        )  # fmt: skip
         if self.compiled is not None:
-            self.compiled["dual_step"](
-                grid=(*grid, 1), block=first_layer.BLOCK,
-                args=[buffers.x_bar, w, anchor, v, buffers.spill, moved, *fixed, *ramped, *sizes,
-                      table.shape[-1], int(step), int(observed)],
+            self.launch(
+                buffers.x_bar, w, anchor, v, buffers.spill, moved, table, buffers.clock,
+                step=step, observed=observed,
             )  # fmt: skip
             return
+        fixed = self.filters, self.bias, multipliers, table, buffers.clock
+        sizes = *self._apart(multipliers, batch), height, width
         around = (rows + self.kernel[0] - 1) * (columns + self.kernel[1] - 1)
         kernels().dual_step[grid](
             buffers.x_bar, w, anchor, v, buffers.spill, buffers.scratch, moved, buffers.mean,
-            *fixed, *ramped, ramp.offset, *sizes,
+            *fixed, ramp.low, ramp.high, ramp.left, ramp.width, ramp.offset, *sizes,
             STEP=step, BIASED=self.biased, POOLED=self.mean_name is not None, COARSE=self.coarse,
             OBSERVED=observed,
             FULL=not (height % rows or width % columns or self.channels % self.chunk),
@@ -363,6 +370,39 @@ class FirstLayer:
             TILE_HEIGHT=rows, TILE_WIDTH=columns, SPILL=_power_of_two(around),
             num_warps=rows * columns // 16, num_stages=1,
         )  # fmt: skip
+
+    def launch(
+        self,
+        x_bar: Tensor,
+        w: Tensor,
+        anchor: Tensor,
+        v: Tensor,
+        spill: Tensor,
+        moved: Tensor,
+        table: Tensor,
+        clock: Tensor,
+        *,
+        step: bool,
+        observed: bool,
+    ) -> None:
+        """Launch the compiled ``dual_step``."""
+        assert self.compiled is not None
+        assert self.multipliers is not None
+        ramp, (batch, _, height, width) = self.ramp, w.shape
+        self.compiled["dual_step"](
+            grid=(self.tiles(height, width), batch, 1), block=first_layer.BLOCK,
+            args=[x_bar, w, anchor, v, spill, moved, self.filters, self.bias, self.multipliers,
+                  table, clock, ramp.low, ramp.high, ramp.left, ramp.width,
+                  *self._apart(self.multipliers, batch), height, width,
+                  table.shape[-1], int(step), int(observed)],
+        )  # fmt: skip
+
+    def _apart(self, multipliers: Tensor, batch: int) -> tuple[int, int]:
+        """Distances of the multipliers and of the biases of two images."""
+        return (
+            multipliers[0].numel() if self.coarse == 1 and len(multipliers) == batch else 0,
+            self.bias[0].numel() if self.biased and len(self.bias) == batch else 0,
+        )
 
 
 def _misfit(operator: ConvolutionOperator, term: LastLayerTerm | PooledEpigraphTerm) -> str:

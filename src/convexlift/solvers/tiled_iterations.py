@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from convexlift.problems.packed_slopes import (
     distance,
     feasible,
     pack,
+    rounding_squares,
 )
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.packed_pass import PackedPass
 from convexlift.solvers.restart_rules import Array
 from convexlift.strips import at_once, local
 from convexlift.tensors import Blocks, choose_images, expand_per_image
@@ -53,7 +56,8 @@ class TiledIterations(Iterations):
     no copy. A large v is packed (``packed_slopes``), and so is the anchor, which moves in place as
     well. So w suffices, and in 16 bits each v, the v of the best bound, and the anchor; of an
     anchor that only measures displacements, a few rows. Only attempts at a proof read a packed v;
-    for gaps that 16 bits are too few for, v is unpacked.
+    for gaps that 16 bits are too few for, v is unpacked. On a GPU, the pass over a packed v is a
+    kernel where there is one (``PackedPass``).
     """
 
     name = "tiled"
@@ -84,6 +88,11 @@ class TiledIterations(Iterations):
             raise DoesNotApply(f"{size} dual variables are few enough for a cache")
         self._stored: RestartState | None = None
         self.has_codes = False  # packed anchors, and v unless it has been unpacked
+
+    @cached_property
+    def _kernels(self) -> PackedPass | None:
+        """The pass over a packed v; None on a CPU."""
+        return PackedPass.of(self.saddle)
 
     def packs(self, x: Tensor) -> bool:
         """Whether v is large, of a single image, and can be packed."""
@@ -160,6 +169,8 @@ class TiledIterations(Iterations):
 
     def _pulled(self) -> Tensor:
         """K* w, strip by strip."""
+        if self.has_codes and self._kernels is not None:
+            return self._kernels.pulled(self.w)
         padded = self.operator.padding(torch.zeros_like(self.w_u["x"]))
         for strip, halo in self.operator.strips(self._rows):
             padded[:, :, halo] += self.operator.adjoint_on_padded(self.w[:, :, strip])
@@ -200,21 +211,18 @@ class TiledIterations(Iterations):
         if self.has_codes:
             give_back()
 
-    def _rounded(self, v: Tensor, w: Tensor, t: Tensor) -> Tensor:
-        """The codes of a strip of v; for ``unpack``, a few rows are compared with v and w."""
-        h, rows = self.term.activation, (slice(None), slice(None), slice(None, None, SAMPLED))
-        codes, few = pack(h, v, t), v[rows]
-        rounded = feasible(h, codes[rows], local(t, *rows))
-        self._lost += (few - rounded).square_().sum(dtype=torch.float64)
-        self._step += (few - w[rows]).square_().sum(dtype=torch.float64)
-        return codes
-
     def unpack(self) -> bool:
         """Store v itself from now on; anchors remain packed."""
-        if self.packs_v and not self._lost <= ROUNDING**2 * self._step:
+        if self.packs_v and not self._rounding() <= ROUNDING**2 * self._step:
             self.packs_v = False
             return True
         return False
+
+    def _rounding(self) -> Tensor:
+        """Squares of the rounding errors of v on a sample of rows, even within half a step."""
+        codes = self._few_rows(self.v)[self.row]
+        t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
+        return rounding_squares(self.term.activation, codes, t)
 
     def _dual_squares(self) -> Blocks:
         return Blocks({self.row: self.moved})
@@ -230,9 +238,14 @@ class TiledIterations(Iterations):
         """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, h, padded = self.w, self.term.activation, self.operator.padding(x_bar)
         del x_bar
+        if self.packs_v and self._kernels is not None:
+            past = self.anchor_v[self.row]
+            self.c, self.moved = self._kernels(padded, w, past, v, sigma, mix)
+            self._step = self.moved.sum() / SAMPLED
+            return
         c = self.c = torch.zeros_like(padded)
         self.moved = w.new_zeros(w.shape[0], dtype=torch.float64)
-        self._lost, self._step = self.moved.new_zeros(2).unbind()
+        self._step = self.moved.new_zeros(())  # on a sample of rows
         for i in self.active.nonzero().flatten().tolist():
             one = slice(i, i + 1)
             a, e = float(mix[0][i]), float(mix[2][i])
@@ -241,7 +254,9 @@ class TiledIterations(Iterations):
                 new = self._prox(padded[one, :, halo], here, sigma[one], one, strip)
                 t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
-                    v[one, :, strip] = self._rounded(new, here, t) if self.packs_v else new
+                    v[one, :, strip] = pack(h, new, t) if self.packs_v else new
+                    few = new[:, :, ::SAMPLED] - here[:, :, ::SAMPLED]
+                    self._step += few.square_().sum(dtype=torch.float64)
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
                 # a new + b here + e past, since a + b + e = 1; b = 0 in restarts only

@@ -1,0 +1,90 @@
+"""The pass of ``TiledIterations`` over a packed dual variable on a GPU, in two kernels.
+
+``dual_step.cu`` reads and writes w once, and leaves K* w in tiles, which ``gathered.cu`` adds up.
+The anchor and v are slopes in 16 bits, so that nothing but w is an array of 32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from convexlift.kernels import first_layer
+from convexlift.kernels.availability import current
+from convexlift.operators.convolution import BOUNDARIES
+from convexlift.problems.lifting import SaddlePointProblem
+from convexlift.solvers.fused_kernels import FIXED, FirstLayer
+from convexlift.solvers.method import DoesNotApply
+
+
+@dataclass(frozen=True, eq=False)
+class PackedPass:
+    """The dual half of an iteration of a single image."""
+
+    layer: FirstLayer
+
+    @classmethod
+    def of(cls, saddle: SaddlePointProblem) -> Self | None:
+        """The kernels for a problem with one layer, or None if there are none."""
+        try:
+            layer = FirstLayer.of(saddle, coded=True)
+        except DoesNotApply:
+            return None
+        return None if layer.compiled is None else cls(layer.contiguous())
+
+    def __call__(
+        self,
+        x_bar: Tensor,
+        w: Tensor,
+        anchor: Tensor,
+        codes: Tensor | None,
+        sigma: Tensor,
+        mix: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """w <- a v + b w + e anchor, v = prox_{f*}(w + sigma K x_bar); ``x_bar`` has its margins.
+
+        Returns K* w, and ||v - w||^2 for the old w if ``codes`` of v are stored. The anchor is read
+        only if e is not 0.
+        """
+        step = sigma.flatten().to(w)
+        table = torch.cat([torch.zeros_like(step), step, step, *mix])  # as ``Buffers`` has it
+        return self._launched(x_bar, w, anchor, codes, table, step=True)
+
+    def pulled(self, w: Tensor) -> Tensor:
+        """K* w."""
+        return self._launched(w, w, w, None, w.new_zeros(FIXED), step=False)[0]
+
+    def _launched(
+        self,
+        x_bar: Tensor,
+        w: Tensor,
+        anchor: Tensor,
+        codes: Tensor | None,
+        table: Tensor,
+        *,
+        step: bool,
+    ) -> tuple[Tensor, Tensor]:
+        layer, (_, _, *size) = self.layer, w.shape
+        assert layer.compiled is not None
+        tiles = layer.tiles(*size)
+        around = math.prod(n + k - 1 for n, k in zip(layer.tile, layer.kernel, strict=True))
+        spill, moved, c = (
+            w.new_empty(tiles * around),
+            w.new_zeros((1, tiles)),
+            w.new_empty(1, 1, *size),
+        )
+        clock = torch.zeros(2, dtype=torch.int32, device=w.device)
+        with current(w.device):
+            layer.launch(
+                x_bar, w, anchor, w if codes is None else codes, spill, moved, table, clock,
+                step=step, observed=codes is not None,
+            )  # fmt: skip
+            layer.compiled["gathered"](
+                grid=(tiles, 1, 1), block=first_layer.BLOCK,
+                args=[spill, c, BOUNDARIES.index(layer.operator.boundary), *size],
+            )  # fmt: skip
+        return c, moved.sum(1, dtype=torch.float64)
