@@ -7,7 +7,7 @@ Two objects of one kind differ in their tensors only, which ``kind_of`` lists in
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cache, cached_property
 from types import BuiltinFunctionType, FunctionType
@@ -133,13 +133,13 @@ def _dropped(kind: type) -> frozenset[str]:
     return _hidden(kind) - BOOKKEEPING
 
 
-def _parts(value: Any) -> dict[Any, Any]:
+def _parts(value: Any) -> Mapping[Any, Any]:
     """What an object consists of, by name."""
     kind: Any = type(value)
-    if (sort := _sort(kind)) is Sort.SEQUENCE:
+    if (sort := _sort(kind)) is Sort.MAPPING:
+        return value  # type: ignore[no-any-return]
+    if sort is Sort.SEQUENCE:
         return dict(enumerate(value))
-    if sort is Sort.MAPPING:
-        return dict(value.items())
     if not hasattr(value, "__dict__") or not (is_own(value) or kind in CONTAINERS):
         raise Unfit(f"a {kind.__name__}")
     hidden = _hidden(kind)
