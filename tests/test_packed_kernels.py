@@ -5,6 +5,8 @@ On a GPU, or on the threads of a CPU.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -95,6 +97,25 @@ def test_iterations_are_those_in_strips(name, width, monkeypatch):
         )
         torch.testing.assert_close(v, expected, rtol=0, atol=2e-4 * scale)
         torch.testing.assert_close(ours.sigma["v1"], theirs.sigma["v1"], rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("smoothing", [slow(0.05), 0.0])
+def test_iterations_with_a_v_that_has_been_unpacked(smoothing, monkeypatch):
+    """Their anchors are still packed."""
+    monkeypatch.setattr(tiled_iterations, "rounding_squares", lambda *_: torch.tensor(math.inf))
+    problem = stated(cl.networks.ridge(channels=4, kernel=5, smoothing=smoothing), 36, "L1")
+    fast, slow_one = (RestartedPDHG(problem, lift(problem)) for _ in range(2))
+    slow_one.iterations._kernels = None
+    states = []
+    for solver in (fast, slow_one):
+        state = solver.advance(solver.start(problem.initial_image()), 10)
+        assert solver.more_precise(state) is not None
+        states.append(solver.advance(state, 60))
+        assert states[-1].v["v1"].dtype is torch.float32
+    ours, theirs = states
+    torch.testing.assert_close(ours.x, theirs.x, rtol=0, atol=1e-4)
+    scale = float(multipliers(problem).max())
+    torch.testing.assert_close(ours.v["v1"], theirs.v["v1"], rtol=0, atol=1e-3 * scale)
 
 
 def test_the_squares_of_a_step_and_of_its_rounding():

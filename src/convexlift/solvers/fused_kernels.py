@@ -385,14 +385,15 @@ class FirstLayer:
         step: bool,
         observed: bool,
     ) -> None:
-        """Launch the compiled ``dual_step``."""
+        """Launch the compiled ``dual_step``; if it has codes, v may be of numbers all the same."""
         assert self.compiled is not None
         assert self.multipliers is not None
         ramp, (batch, _, height, width) = self.ramp, w.shape
+        plain_v = v if v.is_floating_point() else v.new_empty(0)  # a null pointer
         self.compiled["dual_step"](
             grid=(self.tiles(height, width), batch, 1), block=first_layer.BLOCK,
-            args=[x_bar, w, anchor, v, spill, moved, self.filters, self.bias, self.multipliers,
-                  table, clock, ramp.low, ramp.high, ramp.left, ramp.width,
+            args=[x_bar, w, anchor, v, plain_v, spill, moved, self.filters, self.bias,
+                  self.multipliers, table, clock, ramp.low, ramp.high, ramp.left, ramp.width,
                   *self._apart(self.multipliers, batch), height, width,
                   table.shape[-1], int(step), int(observed)],
         )  # fmt: skip

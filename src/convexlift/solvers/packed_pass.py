@@ -41,18 +41,18 @@ class PackedPass:
         x_bar: Tensor,
         w: Tensor,
         anchor: Tensor,
-        codes: Tensor | None,
+        v: Tensor | None,
         sigma: Tensor,
         mix: tuple[Tensor, Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """w <- a v + b w + e anchor, v = prox_{f*}(w + sigma K x_bar); ``x_bar`` has its margins.
 
-        Returns K* w, and ||v - w||^2 for the old w if ``codes`` of v are stored. The anchor is read
-        only if e is not 0.
+        Returns K* w, and ||v - w||^2 for the old w if v is stored, as codes or as numbers. The
+        anchor is read only if e is not 0.
         """
         step = sigma.flatten().to(w)
         table = torch.cat([torch.zeros_like(step), step, step, *mix])  # as ``Buffers`` has it
-        return self._launched(x_bar, w, anchor, codes, table, step=True)
+        return self._launched(x_bar, w, anchor, v, table, step=True)
 
     def pulled(self, w: Tensor) -> Tensor:
         """K* w."""
@@ -63,7 +63,7 @@ class PackedPass:
         x_bar: Tensor,
         w: Tensor,
         anchor: Tensor,
-        codes: Tensor | None,
+        v: Tensor | None,
         table: Tensor,
         *,
         step: bool,
@@ -72,16 +72,12 @@ class PackedPass:
         assert layer.compiled is not None
         tiles = layer.tiles(*size)
         around = math.prod(n + k - 1 for n, k in zip(layer.tile, layer.kernel, strict=True))
-        spill, moved, c = (
-            w.new_empty(tiles * around),
-            w.new_zeros((1, tiles)),
-            w.new_empty(1, 1, *size),
-        )
-        clock = torch.zeros(2, dtype=torch.int32, device=w.device)
+        spill, c = w.new_empty(tiles * around), w.new_empty((1, 1, *size))
+        moved, clock = w.new_zeros((1, tiles)), w.new_zeros(2, dtype=torch.int32)
         with current(w.device):
             layer.launch(
-                x_bar, w, anchor, w if codes is None else codes, spill, moved, table, clock,
-                step=step, observed=codes is not None,
+                x_bar, w, anchor, w if v is None else v, spill, moved, table, clock,
+                step=step, observed=v is not None,
             )  # fmt: skip
             layer.compiled["gathered"](
                 grid=(tiles, 1, 1), block=first_layer.BLOCK,

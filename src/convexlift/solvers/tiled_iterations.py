@@ -57,7 +57,7 @@ class TiledIterations(Iterations):
     well. So w suffices, and in 16 bits each v, the v of the best bound, and the anchor; of an
     anchor that only measures displacements, a few rows. Only attempts at a proof read a packed v;
     for gaps that 16 bits are too few for, v is unpacked. On a GPU, the pass over a packed v is a
-    kernel where there is one (``PackedPass``).
+    kernel where there is one (``PackedPass``), also once v is unpacked.
     """
 
     name = "tiled"
@@ -238,7 +238,7 @@ class TiledIterations(Iterations):
         """Update w and c, v if given, and with ``measure`` moved = ||v - w||^2 for the old w."""
         w, h, padded = self.w, self.term.activation, self.operator.padding(x_bar)
         del x_bar
-        if self.packs_v and self._kernels is not None:
+        if self.has_codes and self._kernels is not None:
             past = self.anchor_v[self.row]
             self.c, self.moved = self._kernels(padded, w, past, v, sigma, mix)
             self._step = self.moved.sum() / SAMPLED
