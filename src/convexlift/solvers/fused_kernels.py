@@ -127,17 +127,21 @@ class Pixels:
         return (
             self.kind, self.pull, self.scale, self.lower, self.upper, self.more,
             tuple(y.shape), y.device, operator.boundary, operator.margin,
+            self.background is y, self.target is y,
         )  # fmt: skip
 
     @property
     def data(self) -> tuple[Tensor, ...]:
-        """The tensors of this problem."""
-        return self.y, self.diagonal, self.background, self.target
+        """The tensors of this problem, each of them once."""
+        others = (each for each in (self.background, self.target) if each is not self.y)
+        return self.y, self.diagonal, *others
 
     def copied(self, layer: FirstLayer) -> Pixels:
         """The same on contiguous copies of the data, which may be overwritten."""
-        other = copy.copy(self)
-        other.y, other.diagonal, other.background, other.target = map(_copied, self.data)
+        other, copies = copy.copy(self), {id(each): _copied(each) for each in self.data}
+        other.y, other.diagonal, other.background, other.target = (
+            copies[id(each)] for each in (self.y, self.diagonal, self.background, self.target)
+        )
         other.layer = layer
         return other
 

@@ -142,8 +142,9 @@ def _held_alike(problem: VariationalProblem) -> bool:
     k, d = problem.fidelity.curvature, problem.operator.diagonal
     if k is None or d is None:
         return False
-    least, greatest = (k * d.square()).aminmax()
-    return bool((least > 0) & (greatest <= ALIKE * least))
+    curvatures = k * d.square() if isinstance(k, Tensor) else d.square()  # up to a factor
+    least, greatest = torch.stack(curvatures.aminmax()).tolist()
+    return bool(least > 0 and greatest <= ALIKE * least)
 
 
 def _saturated(problem: VariationalProblem) -> bool:

@@ -74,8 +74,9 @@ class Machine:
         return self._groups[kind]
 
     def take(self, layer: FirstLayer, pixels: Pixels) -> None:
-        """Copy in the data of another problem of the same kind."""
-        copy_all((*self.layer.data, *self.pixels.data), (*layer.data, *pixels.data))
+        """Copy in the data of another problem of the same kind; in one launch if contiguous."""
+        given = [each.contiguous() for each in (*layer.data, *pixels.data)]
+        copy_all((*self.layer.data, *self.pixels.data), given)
 
     def run(self, table: Tensor) -> None:
         """One iteration for each row of coefficients; only the last one is observed."""

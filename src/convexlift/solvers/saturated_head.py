@@ -21,6 +21,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from convexlift.networks.activations import scaled
 from convexlift.networks.bound_network import BoundNetwork
 from convexlift.problems.claims import InBoth
 from convexlift.problems.lifting import Lift
@@ -66,7 +67,7 @@ class SaturatedHead:
             or not math.isfinite(h.slopes[1])
         ):
             return None
-        on = (h.slopes[1] * network.output).expand(-1, *last.shape)
+        on = scaled(network.output, h.slopes[1]).expand(-1, *last.shape)
         t = last.operators[len(below)].adjoint(on)
         pool = pooled_layers(network).get(len(below))
         block = 1 if pool is None else pool.pooling.pool_size
