@@ -38,6 +38,7 @@ from torch import Tensor
 from convexlift.networks.adaptive import UNSTATED_NOISE
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
+from convexlift.problems.one_pass import regularizer_at
 from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.held_out import discrepancy, split
 from convexlift.reconstruction.noise import Kind, Noise, sampled
@@ -247,11 +248,14 @@ def texture_of(network: InputConvexNetwork, y: Tensor, sigma: float) -> float:
     noise = level * torch.randn(1, *some.shape[1:], generator=generator).to(place)
     whole = alone = 0.0
     with torch.no_grad():
+        bound = network.bind(tuple(some.shape[1:]))
         for plane in some:
             there = plane[None].to(place)
             around = F.avg_pool2d(there, 5, 1, 2, count_include_pad=False)
             own = (around + noise).clamp(0, 1) - around if clipped else noise
-            whole, alone = whole + float(network(there)), alone + float(network(own))
+            # In strips: a layer of 48 filters takes 48 times the memory of an image.
+            total, of_noise = (float(regularizer_at(bound, x)[0]) for x in (there, own))
+            whole, alone = whole + total, alone + of_noise
     return level * max(0.0, whole / alone - 1) if alone > 0 else 0.0
 
 
