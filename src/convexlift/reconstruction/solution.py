@@ -318,7 +318,8 @@ def stated(
     data: Measurement, network: InputConvexNetwork, weight: float, method: str
 ) -> VariationalProblem:
     """min_x D(A x, y) + weight R(x) over the box; without the box for methods that ignore it."""
-    problem = data.problem(network, weight)
+    with torch.no_grad():  # else a guide keeps all of its layers
+        problem = data.problem(network, weight)
     return problem if METHODS[method].bounded else replace(problem, box=None)
 
 
