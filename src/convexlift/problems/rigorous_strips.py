@@ -71,16 +71,16 @@ class StripSums(LayerSums):
         """V* p is added up."""
         h, bias, pool = self.h, self.layer.bias, max(1, self.pool)
         t = t.repeat_interleave(pool, 3) if self.pool else t
-        inverse = torch.where(t > 0, 1 / t, 0.0)
+        least = torch.finfo(t.dtype).tiny
         c = self.V.padding(t.new_zeros((v.shape[0], *self.V._resolve(None))))
 
         def part(here: Strip) -> tuple[Tensor, Extent]:
             images, rows, halo = here
             place = images, ALL, slice(rows.start // pool, rows.stop // pool)
-            s = v[images, ALL, rows].to(t) * local(inverse, *place)
+            t_here = local(t, *place)
+            s = v[images, ALL, rows].to(t) * t_here.clamp_min(least).reciprocal_()
             s.clamp_(h.low, h.high)
-            extent, t_here = channel_extent(s), local(t, *place)
-            p = s * t_here
+            extent, p = channel_extent(s), s * t_here
             c[images, :, halo] += self.V.adjoint_on_padded(p)
             height = s.sub_(h.middle).square_().mul_(-h.conjugate * t_here)
             if bias is not None:
