@@ -28,6 +28,7 @@ from convexlift.solvers.named_methods import METHODS
 from convexlift.solvers.solution import History, Progress, Solution, Status, StopWhen
 from convexlift.solvers.solve import solve
 from convexlift.solvers.tile_tasks import Tiles
+from convexlift.solvers.tiled_iterations import least_packed
 from convexlift.solvers.tiles import solve_tiles
 from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks, join_images, select_images
@@ -38,6 +39,7 @@ TRIAL_ITERATIONS = 20
 """Iterations to try each step size, for methods with several to choose from."""
 
 _BUFFERS = 8  # of the size of the network's layers, in the solver and the certificate
+_PACKED_BUFFERS = 4  # the same where dual variables are packed (2.2 to 3.3 were measured)
 _IMAGES = 24  # of the size of images
 _GUIDE = 2  # channels of weights and guide for each output
 _LARGEST_ON_A_CPU = 4  # planes: more at once are not faster there, and delay the first files
@@ -134,7 +136,7 @@ class PiecewiseSolver:
         """
         if isinstance(self.tiles, Tiles):
             return self.tiles if max(data.image_shape[1:]) > self.tiles.size else None
-        free, needed = self._free(), self._needed(data)
+        free, needed = self._free(), self._needed(data, alone=True)
         if needed <= free / 2:
             return None
         network = self.network_for(data)
@@ -159,15 +161,19 @@ class PiecewiseSolver:
             f"{free / 1e9:.1f} GB are free. {remedy}"
         )
 
-    def _needed(self, data: Measurement, pixels: int | None = None) -> int:
-        """Bytes for one image of this kind."""
+    def _needed(self, data: Measurement, pixels: int | None = None, *, alone: bool = False) -> int:
+        """Bytes for one image of this kind, solved ``alone`` or in a batch."""
         planes, height, width = data.image_shape
         planes = max(planes, data.fidelity.y.shape[1])  # coils of MRI
         network = self.network_for(data)
         channels = sum(layer.channels * layer.activation.group for layer in network.layers)
+        pixels, buffers = pixels or height * width, _BUFFERS
         if isinstance(network, AdaptiveNetwork):  # weights for each pixel, and the guide's layers
+            single = alone and self.method == "default" and data.operator.diagonal is not None
+            if single and pixels * channels >= least_packed(self.device):
+                buffers = _PACKED_BUFFERS
             channels += _GUIDE * network.guide.outputs
-        return 4 * (pixels or height * width) * (_BUFFERS * channels + _IMAGES * planes)
+        return 4 * pixels * (buffers * channels + _IMAGES * planes)
 
     def _free(self) -> int:
         """Bytes of free memory on the device."""

@@ -33,13 +33,18 @@ STRIP = 2**19
 WORTHWHILE = 2**17
 """Size of v below which strips are not worthwhile."""
 LARGE = 2**24
-"""Size of v from which v and the anchor of a single image are packed in 16 bits."""
+"""Size of v from which v and the anchor of a single image are packed in 16 bits on a CPU."""
 LARGE_ON_A_GPU = 2**28
 """The same on a GPU, where smaller ones are left to ``FusedIterations``, which are faster."""
 SAMPLED = 8
 """Displacements of a packed v, and its rounding errors, are measured on rows this far apart."""
 ROUNDING = 0.1
 """Part of a step from which rounding to 16 bits is too much (measured)."""
+
+
+def least_packed(device: torch.device) -> int:
+    """The least size of v from which v and the anchor of a single image are packed."""
+    return LARGE if device.type == "cpu" else LARGE_ON_A_GPU
 
 
 class TiledIterations(Iterations):
@@ -78,11 +83,12 @@ class TiledIterations(Iterations):
             raise DoesNotApply("the layer is not a convolution of stride 1")
         size = torch.Size(operator.output_shape(saddle.K.shapes["x"])).numel()
         self.operator, self.term, self.size = operator, term, size
-        self._large, device = LARGE, operator.weight.device.type
-        if device != "cpu":
-            self._large, data = LARGE_ON_A_GPU, saddle.g.get("x")
+        device = operator.weight.device
+        self._large = least_packed(device)
+        if device.type != "cpu":
+            data = saddle.g.get("x")
             single = isinstance(data, DiagonalFidelityTerm) and self.packs(data.fidelity.y)
-            if device != "cuda" or not single:
+            if device.type != "cuda" or not single:
                 raise DoesNotApply("not on a CPU, nor a single image that is very large")
         if size < WORTHWHILE:
             raise DoesNotApply(f"{size} dual variables are few enough for a cache")
