@@ -109,7 +109,9 @@ def test_a_result_says_that_it_was_solved_in_tiles(monkeypatch):
     given = {"regularizer": "tv", "sigma": 0.1, "tolerance": 1e-2}
     image = torch.rand(288, 288)
     assert "notes" not in cl.reconstruct(image, **given, tiles=128).record  # as asked for
-    monkeypatch.setattr(PiecewiseSolver, "_needed", lambda self, data, pixels=288**2: pixels)
+    monkeypatch.setattr(
+        PiecewiseSolver, "_needed", lambda self, data, pixels=288**2, *, alone=False: pixels
+    )
     monkeypatch.setattr(PiecewiseSolver, "_free", lambda self: 288**2 + 288**2 // 2 + 2**15)
     found = cl.reconstruct(image, **given)
     assert found.record["notes"] == [

@@ -93,14 +93,8 @@ def plain_number(value: Any, name: str) -> float:
 
 def is_own(part: object) -> bool:
     """Whether an object computes by this library's formulas: its class is ours, and not foreign."""
-    kind: Any = type(part)
-    return _is_own(kind)
-
-
-@cache
-def _is_own(kind: type) -> bool:
-    ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-    return ours and not getattr(kind, "foreign", False)
+    ours = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return ours and not getattr(part, "foreign", False)
 
 
 def foreign_parts(value: Any) -> Iterator[object]:

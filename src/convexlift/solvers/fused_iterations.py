@@ -20,12 +20,13 @@ from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.solvers.copies import clone_blocks, copy_blocks
 from convexlift.solvers.coupling import Coupling
 from convexlift.solvers.extrapolated_iterations import ExtrapolatedIterations
-from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels, kernels
+from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, kernels
 from convexlift.solvers.fused_layers import RestOfProblem
 from convexlift.solvers.fused_restarts import Group, Groups
 from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.machine import Machine
 from convexlift.solvers.method import DoesNotApply
+from convexlift.solvers.primal_half import Pixels
 from convexlift.solvers.rebalancing import Restarts
 from convexlift.solvers.recordings import Mirrors
 from convexlift.solvers.restart_rules import TEST_EVERY, Array, RestartMemory

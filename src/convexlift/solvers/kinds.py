@@ -133,6 +133,10 @@ def _dropped(kind: type) -> frozenset[str]:
     return _hidden(kind) - BOOKKEEPING
 
 
+_KNOWN: dict[type, bool] = {}
+"""Whether objects of a class consist of their attributes: of the library's own, and containers."""
+
+
 def _parts(value: Any) -> Mapping[Any, Any]:
     """What an object consists of, by name."""
     kind: Any = type(value)
@@ -140,7 +144,10 @@ def _parts(value: Any) -> Mapping[Any, Any]:
         return value  # type: ignore[no-any-return]
     if sort is Sort.SEQUENCE:
         return dict(enumerate(value))
-    if not hasattr(value, "__dict__") or not (is_own(value) or kind in CONTAINERS):
+    if (known := _KNOWN.get(kind)) is None:
+        ours = is_own(value) or kind in CONTAINERS
+        known = _KNOWN[kind] = ours and hasattr(value, "__dict__")
+    if not known:
         raise Unfit(f"a {kind.__name__}")
     hidden = _hidden(kind)
     return {name: part for name, part in vars(value).items() if name not in hidden}

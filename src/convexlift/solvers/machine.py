@@ -11,9 +11,10 @@ from torch import Tensor
 from convexlift.solvers.compiled_restarts import CompiledGroup
 from convexlift.solvers.copies import copy_all
 from convexlift.solvers.cuda_graphs import captured
-from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer, Pixels
+from convexlift.solvers.fused_kernels import ROWS, Buffers, FirstLayer
 from convexlift.solvers.fused_layers import RestOfProblem
 from convexlift.solvers.fused_restarts import Group, Groups
+from convexlift.solvers.primal_half import Pixels
 from convexlift.solvers.rebalancing import Restarts
 from convexlift.tensors import Blocks
 
