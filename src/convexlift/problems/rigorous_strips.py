@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from convexlift.freed_memory import give_back
 from convexlift.networks.bound_network import BoundLayer
 from convexlift.operators.convolution import FEW_CHANNELS, ConvolutionOperator
 from convexlift.problems.packed_slopes import Dual
@@ -21,6 +22,8 @@ from convexlift.tensors import channel_extent
 ALL = slice(None)
 Strip = tuple[slice, slice, slice]
 """Some images, some rows of V x, and the rows of the padded images that these depend on."""
+MANY = 64
+"""Strips after which freed memory is given back: only large layers have as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,12 @@ class StripSums(LayerSums):
         """The parts of all strips, side by side in a dimension, and the extent of all."""
         images = []
         for strips in self._strips(batch):
-            parts, extents = zip(*map(part, strips), strict=True)
+            found = []
+            for number, strip in enumerate(strips, start=1):
+                found.append(part(strip))
+                if number % MANY == 0:
+                    give_back()  # holes between what is kept of the strips
+            parts, extents = zip(*found, strict=True)
             lows, highs = (torch.stack(ends) for ends in zip(*extents, strict=True))
             images.append((torch.cat(parts, dim), lows.amin(0), highs.amax(0)))
         joined, low, high = map(torch.cat, zip(*images, strict=True))
