@@ -5,11 +5,12 @@
     python benchmarks/gpu_tables.py --output DIR --only parts
 
 Solves: milliseconds for each image from the stated problem to the claim, of a single image and of a
-batch, to a certified gap of 1e-3; and of ten iterations of a single image, with its claim. Parts: where a solve spends its time, its launches, and whether
-its numbers are the same without graphs of checks and claims. Growth: nanoseconds for each pixel and
-iteration, and the peak of the device's memory, for larger and larger images. Tasks: seconds, gap
-and memory of the largest of them, solved. Scanners: microseconds of A and A* for a batch. First
-call: seconds of the first solve of a new process, and of its second.
+batch, to a certified gap of 1e-3; and of ten iterations of a single image, with its claim. Parts:
+where a solve spends its time, its launches, and whether its numbers are the same without graphs of
+checks and claims. Growth: nanoseconds for each pixel and iteration, and the peak of the device's
+memory, for larger and larger images. Tasks: seconds, gap and memory of the largest of them, solved.
+Scanners: microseconds of A and A* for a batch. First call: seconds of the first solve of a new
+process, and of its second.
 DIR/gpu.json is written after each table. For a closer look: ``gpu_iteration.py``,
 ``ray_transforms.py``.
 """
@@ -39,6 +40,7 @@ from convexlift.solvers.pdhg import PDHG, RestartedPDHG
 Row = dict[str, Any]
 ITERATIONS = 20
 """Of the solves for the growth, which do not converge."""
+TEN = cl.StopWhen(gap=None, max_iterations=10)
 TASKS = {"inpainting": 0.18, "gaussian": 1.0, "salt-and-pepper": 7.3}
 """With the weights of the card."""
 
@@ -84,8 +86,7 @@ def solves(device: str, quick: bool) -> Iterator[Row]:
             each = seconds(lambda stated=stated: cl.solve(stated), device, quick) / batch
             ten = {}
             if batch == 1:
-                stop = cl.StopWhen(gap=None, max_iterations=10)
-                some = seconds(lambda stated=stated: cl.solve(stated, stop=stop), device, quick)
+                some = seconds(lambda stated=stated: cl.solve(stated, stop=TEN), device, quick)
                 ten = {"ten iterations": round(1e3 * some, 2)}
             yield {
                 "network": name, "batch": batch, "ms": round(1e3 * each, 2), **ten,
