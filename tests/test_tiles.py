@@ -369,6 +369,13 @@ def test_packed_dual_variables_need_fewer_tiles(monkeypatch):
     assert solver._needed(measurement(2048, 2048, other), alone=True) == solver._needed(one)
     nmapg = PiecewiseSolver(network, torch.device("cpu"), method="nmapg")
     assert nmapg._needed(one, alone=True) == solver._needed(one)
+    assert PiecewiseSolver(network, torch.device("cpu"), batch=4).fitting(one) == 1, "in tiles"
+    assert solver.tiles_for(one, unpacked=True) is not None, "for a gap map"
+    deep = cl.networks.adaptive(channels=24, kernel=5, widths=(4,), blocks=1, depth=2)
+    levels = cl.networks.ridge(channels=24, kernel=5, levels=[0.05, 0.2])
+    for other in (deep, levels):  # by L-BFGS, and perhaps with steps for each channel
+        solver = PiecewiseSolver(other, torch.device("cpu"))
+        assert solver._needed(one, alone=True) == solver._needed(one)
 
 
 def test_channels_are_divided_one_after_the_other():

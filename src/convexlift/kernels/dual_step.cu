@@ -6,7 +6,7 @@
 
 // The dual half of an iteration: its numbers, and where its tensors begin for an image.
 struct Iteration {
-    float *w, *plain_v;
+    float *w, *v_numbers;
     Stored* v;
     const Stored* anchor;
     const float *bias, *multipliers;
@@ -54,8 +54,8 @@ __device__ __forceinline__ float stepped(Four& w, const Four& response, const Fo
     if (!ALIGNED) EACH_OF_FOUR if (p >= here.inside) w[p] = made[p] = 0.0f;
     here.write(of.w, channel, w);
     if (of.observed) {
-        if (CODED && of.plain_v)
-            here.write(of.plain_v, channel, made);
+        if (CODED && of.v_numbers)
+            here.write(of.v_numbers, channel, made);
         else
             here.write(of.v, channel, CODED ? parts : made);
         EACH_OF_FOUR way += (made[p] - old[p]) * (made[p] - old[p]);
@@ -92,9 +92,9 @@ __device__ __forceinline__ float all_channels(const Iteration& of, bool anchored
 
 // v = prox_{sigma f*}(w + sigma (V x_bar + bias)),  w <- a v + b w + e anchor,  spill = V* w;
 // without `step`, V* w alone. The slope of the activation rises from low to high. With CODED, numbers
-// instead of codes are written to `plain_v`, if it is given.
+// are written to `v_numbers`, if it is given, in place of codes.
 __global__ void __launch_bounds__(THREADS, PROGRAMS_OF_STEPS) dual_step(
-    const float* x_bar, float* w, const Stored* anchor, Stored* v, float* plain_v, float* spill,
+    const float* x_bar, float* w, const Stored* anchor, Stored* v, float* v_numbers, float* spill,
     float* moved,
     const float* filters, const float* bias, const float* multipliers,
     const float* table, int* clock,
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS_OF_STEPS) dual_step(
     if (step && numbers[1] == 0.0f) return;  // this image has ended
     const long long begin = (long long)here.image * CHANNELS * here.size;
     const Iteration of = {
-        w + begin, plain_v ? plain_v + begin : plain_v, v + begin, anchor + begin,
+        w + begin, v_numbers ? v_numbers + begin : v_numbers, v + begin, anchor + begin,
         bias + (long long)here.image * bias_apart, multipliers + (long long)here.image * apart,
         numbers[1], numbers[3], numbers[4], numbers[5],
         (float)low, (float)(high - low), numbers[1] * (float)left, numbers[1] * (float)ramp_width,

@@ -124,15 +124,15 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) values(
     if (!POOL) collect(total, 0.0, (double2*)totals, here);
 }
 
-// What a thread reads of a channel of the dual variable v; with CODED, which has no pooling, also the
-// multipliers t in single precision by which v was coded.
+// What a thread reads of a channel of the dual variable v. With CODED, this includes the multipliers t in
+// single precision by which v was coded; layers that are pooled have no coded v.
 struct Numbers {
     Stored v[PIXELS];
-    float rounded[PIXELS];
+    float single_t[PIXELS];
     Pixels t, bias;
 };
 
-__device__ __forceinline__ void read_channel(Numbers& numbers, const Stored* v, const float* rounded,
+__device__ __forceinline__ void read_channel(Numbers& numbers, const Stored* v, const float* single_t,
                                              const double* bias, int bias_apart,
                                              const double* multipliers, int apart, int channel,
                                              const Place& here)
@@ -140,20 +140,20 @@ __device__ __forceinline__ void read_channel(Numbers& numbers, const Stored* v, 
     EACH_PIXEL {
         numbers.v[p] = here.holds(p) ? v[here.at(channel, p)] : 0;
         if (CODED) {
-            const float* own = rounded + (long long)here.image * apart;
-            numbers.rounded[p] = here.holds(p) ? own[COARSE ? here.at(channel, p) : channel] : 0.0f;
+            const float* own = single_t + (long long)here.image * apart;
+            numbers.single_t[p] = here.holds(p) ? own[COARSE ? here.at(channel, p) : channel] : 0.0f;
         }
         numbers.t[p] = multiplier(multipliers, apart, channel, p, here);
         numbers.bias[p] = bias_of(bias, bias_apart, channel, p, here);
     }
 }
 
-// The number v of a pixel, as `feasible` of packed_slopes.py makes it of a code, to the last bit: what a claim
-// states. Hence no fused products and sums.
-__device__ __forceinline__ float number_of(const Numbers& numbers, int p, double low, double high)
+// The v of a pixel. A claim states what `feasible` of packed_slopes.py makes of a code, so this must be the
+// same to the last bit: products and sums must not be fused.
+__device__ __forceinline__ float decoded(const Numbers& numbers, int p, double low, double high)
 {
     if (!CODED) return numbers.v[p];
-    const float t = numbers.rounded[p], step = (float)((high - low) / STEPS);
+    const float t = numbers.single_t[p], step = (float)((high - low) / STEPS);
     const float slope = __fadd_rn(__fmul_rn((float)(numbers.v[p] + MIDDLE), step), (float)low);
     const float first = __fmul_rn(t, (float)low), last = __fmul_rn(t, (float)high);
     return fminf(fmaxf(__fmul_rn(slope, t), first), last);
@@ -162,7 +162,7 @@ __device__ __forceinline__ float number_of(const Numbers& numbers, int p, double
 // Sums of p bias - t h*(s) over each tile, p = s t, with the slopes s nearest to v / t in the domain
 // of h*, and the largest |s|; spill = V* p, tile by tile. `bend` is half of (h*)''.
 __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
-    const Stored* v, const float* rounded, double* spill, double* totals,
+    const Stored* v, const float* single_t, double* spill, double* totals,
     const double* filters, const double* bias, const double* multipliers,
     double low, double high, double middle, double bend,
     int apart, int bias_apart, int height, int width)
@@ -178,19 +178,19 @@ __global__ void __launch_bounds__(THREADS, PROGRAMS) minorants(
         for (int s = 0; s < KERNEL_WIDTH; s++) sums[r][s] = 0.0;
     double total = 0.0, steepest = 0.0;
     Numbers next;
-    read_channel(next, own_v, rounded, bias, bias_apart, multipliers, apart, 0, here);
+    read_channel(next, own_v, single_t, bias, bias_apart, multipliers, apart, 0, here);
 #pragma unroll 1
     for (int channel = 0; channel < CHANNELS; channel++) {
         const double2* taps = all_taps + channel * ROOM;
         const Numbers now = next;
         // One channel ahead: there is work until memory answers.
         if (channel + 1 < CHANNELS)
-            read_channel(next, own_v, rounded, bias, bias_apart, multipliers, apart, channel + 1, here);
+            read_channel(next, own_v, single_t, bias, bias_apart, multipliers, apart, channel + 1, here);
         Pixels made;
         double sum = 0.0;
         EACH_PIXEL {
             const double t = now.t[p], inverse = t > 0.0 ? 1.0 / t : 0.0;
-            const double v_here = number_of(now, p, low, high);
+            const double v_here = decoded(now, p, low, high);
             const double slope = fmin(fmax(v_here * inverse, low), high), way = slope - middle;
             made[p] = slope * t;
             sum += made[p] * now.bias[p] - t * (bend * way * way);

@@ -314,7 +314,7 @@ def last_digit(double: VariationalProblem, x: Tensor) -> Tensor:
     signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(0)).to(x.device)
     upwards = torch.where(signs > 0, math.inf, -math.inf).to(x.dtype)
     moved = double.bounds.project(torch.nextafter(x, upwards))
-    # Both rounded up alike; large layers are not stored.
+    # The same upper bound for both, so that their difference means something.
     before, after = (objective_above(double, image.double()) for image in (x, moved))
     known = (before < math.inf) & (after < math.inf)
     return torch.where(known, (after - before).abs() / before.abs(), 0.0)

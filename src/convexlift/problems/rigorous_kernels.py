@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from convexlift.kernels import first_layer, rigorous_pass
@@ -25,12 +26,12 @@ class KernelSums(LayerSums):
     Attributes:
         tile: rows and columns of a program.
         kernels: ``values``, ``minorants`` and ``gathered``.
-        minorants_of_codes: compiles ``minorants`` for packed dual variables.
+        coded_minorants: ``minorants`` for packed dual variables, compiled on demand; or None.
     """
 
     tile: tuple[int, int]
     kernels: tuple[Any, ...]
-    minorants_of_codes: Callable[[], Any]
+    coded_minorants: Callable[[], Any]
 
     @staticmethod
     def of(
@@ -50,8 +51,15 @@ class KernelSums(LayerSums):
             )  # fmt: skip
 
         kernels = tuple(map(compiled, rigorous_pass.NAMES))
-        of_codes = partial(compiled, "minorants", coded=True)
-        return None if None in kernels else KernelSums(layer, V, h, pool, tile, kernels, of_codes)
+        coded = partial(compiled, "minorants", coded=True)
+        return None if None in kernels else KernelSums(layer, V, h, pool, tile, kernels, coded)
+
+    def reads(self, dual: Dual) -> bool:
+        """Numbers in single precision; codes of slopes between the same ends, if that compiles."""
+        if not isinstance(dual, PackedDual):
+            return dual.dtype == torch.float32
+        same = dual.h.slopes == (self.h.low, self.h.high) and dual.t.dtype == torch.float32
+        return same and self.coded_minorants() is not None
 
     @property
     def additions(self) -> int:
@@ -81,10 +89,9 @@ class KernelSums(LayerSums):
 
     def minorants(self, t: Tensor, v: Dual) -> tuple[Tensor, Extent, Tensor]:
         """One part for each tile; V* p is gathered from them."""
-        kernel, codes = self.kernels[1], v
-        rounded = t  # not read
+        kernel, codes, single_t = self.kernels[1], v, t  # the last one is not read
         if isinstance(v, PackedDual):
-            kernel, codes, rounded = self.minorants_of_codes(), v.codes, v.t.contiguous()
+            kernel, codes, single_t = self.coded_minorants(), v.codes, v.t.contiguous()
         assert isinstance(codes, Tensor)
         h, bias, V, t = self.h, self._bias(), self.V, t.contiguous()
         sides, size = V.weight.shape[-2:], self.layer.shape[1:]
@@ -93,7 +100,7 @@ class KernelSums(LayerSums):
         totals = t.new_empty((len(codes), math.prod(self._tiles), 2))
         self._launch(
             kernel, len(codes), t, bias,
-            [codes.contiguous(), rounded, spill, totals, V.weight.contiguous(), bias, t,
+            [codes.contiguous(), single_t, spill, totals, V.weight.contiguous(), bias, t,
              h.low, h.high, h.middle, h.conjugate],
         )  # fmt: skip
         c = t.new_empty((len(codes), 1, *size))

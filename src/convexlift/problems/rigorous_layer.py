@@ -25,7 +25,7 @@ from torch import Tensor
 from convexlift.networks.bound_network import IMAGE, BoundNetwork
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.fused_pass import POOLS
-from convexlift.problems.packed_slopes import Dual, PackedDual
+from convexlift.problems.packed_slopes import Dual
 from convexlift.problems.pooled_layers import above_pooling
 from convexlift.problems.rigorous_kernels import KernelSums
 from convexlift.problems.rigorous_strips import StripSums
@@ -72,11 +72,7 @@ class RigorousLayer:
 
     def reads(self, dual: Dual) -> bool:
         """Whether the dual variable is of a type that it takes."""
-        if isinstance(self.sums, StripSums):
-            return True
-        if isinstance(dual, PackedDual):
-            return dual.h.slopes == (self.sums.h.low, self.sums.h.high)
-        return dual.dtype == torch.float32
+        return self.sums.reads(dual)
 
     def value(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """<W, h(V x + b)> for each image, and a bound on its error."""

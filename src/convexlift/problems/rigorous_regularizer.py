@@ -156,8 +156,8 @@ def _fused_minorant(
 ) -> tuple[Rounded, Tensor]:
     """c and beta: the layers above the first give its multipliers t."""
     if fused.above is None:
-        one = isinstance(weight, float) and weight == 1  # weights of pixels are not copied
-        output = network.output if one else weight * network.output
+        unit = isinstance(weight, float) and weight == 1  # weights of pixels are not copied
+        output = network.output if unit else weight * network.output
         c, beta, error = fused.minorant(Rounded(output, gamma(1) * largest(output)), dual)
         return c, beta - error
     pooling, head = fused.above

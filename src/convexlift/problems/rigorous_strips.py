@@ -23,7 +23,7 @@ ALL = slice(None)
 Strip = tuple[slice, slice, slice]
 """Some images, some rows of V x, and the rows of the padded images that these depend on."""
 MANY = 64
-"""Strips after which freed memory is given back: only large layers have as many."""
+"""Strips after which freed memory is given back; only large layers without pooling have so many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class StripSums(LayerSums):
             found = []
             for number, strip in enumerate(strips, start=1):
                 found.append(part(strip))
-                if number % MANY == 0:
+                if number % MANY == 0 and not self.pool:
                     give_back()  # holes between what is kept of the strips
             parts, extents = zip(*found, strict=True)
             lows, highs = (torch.stack(ends) for ends in zip(*extents, strict=True))

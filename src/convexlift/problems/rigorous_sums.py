@@ -96,6 +96,10 @@ class LayerSums(ABC):
     h: Bend
     pool: int
 
+    def reads(self, dual: Dual) -> bool:
+        """Whether the dual variable is of a type that ``minorants`` takes."""
+        return True
+
     @property
     @abstractmethod
     def additions(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from convexlift.networks.adaptive import AdaptiveNetwork
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.certificate import certify
+from convexlift.problems.packed_slopes import can_be_packed
 from convexlift.problems.variational import VariationalProblem
 from convexlift.problems.windows import LargeProblem
 from convexlift.proofs import Proof
@@ -129,14 +130,16 @@ class PiecewiseSolver:
         most = _LARGEST_ON_A_GPU if self.device.type == "cuda" else _LARGEST_ON_A_CPU
         return max(1, min(most, int(self._free() / 2) // self._needed(data)))
 
-    def tiles_for(self, data: Measurement) -> Tiles | None:
+    def tiles_for(self, data: Measurement, *, unpacked: bool = False) -> Tiles | None:
         """The division of images of this size; None if they are solved whole.
 
-        Raises ``InputError`` for images that fit into memory neither whole nor in tiles.
+        ``unpacked``: all of their dual variables will be needed at once. Raises ``InputError`` for
+        images that fit into memory neither whole nor in tiles.
         """
         if isinstance(self.tiles, Tiles):
             return self.tiles if max(data.image_shape[1:]) > self.tiles.size else None
-        free, needed = self._free(), self._needed(data, alone=True)
+        alone = self.batch in (None, 1) and not unpacked
+        free, needed = self._free(), self._needed(data, alone=alone)
         if needed <= free / 2:
             return None
         network = self.network_for(data)
@@ -162,15 +165,18 @@ class PiecewiseSolver:
         )
 
     def _needed(self, data: Measurement, pixels: int | None = None, *, alone: bool = False) -> int:
-        """Bytes for one image of this kind, solved ``alone`` or in a batch."""
+        """Bytes for one image of this kind; ``alone``, its dual variables may be packed."""
         planes, height, width = data.image_shape
         planes = max(planes, data.fidelity.y.shape[1])  # coils of MRI
-        network = self.network_for(data)
-        channels = sum(layer.channels * layer.activation.group for layer in network.layers)
+        network, layers = self.network_for(data), self.network_for(data).layers
+        channels = sum(layer.channels * layer.activation.group for layer in layers)
         pixels, buffers = pixels or height * width, _BUFFERS
         if isinstance(network, AdaptiveNetwork):  # weights for each pixel, and the guide's layers
-            single = alone and self.method == "default" and data.operator.diagonal is not None
-            if single and pixels * channels >= least_packed(self.device):
+            large = alone and pixels * channels >= least_packed(self.device)
+            fits = self.method == "default" and data.operator.diagonal is not None
+            # Networks with the same weights for all pixels may need steps for each channel.
+            one = len(layers) == 1 and network.guide.reads_picture
+            if large and fits and one and can_be_packed(layers[0].activation):
                 buffers = _PACKED_BUFFERS
             channels += _GUIDE * network.guide.outputs
         return 4 * pixels * (buffers * channels + _IMAGES * planes)
@@ -201,7 +207,7 @@ class PiecewiseSolver:
         ``spent`` seconds of the time limit have already passed. A proof needs dual variables, which
         are as large as all layers of the network: ``keep_duals`` keeps them.
         """
-        if gap_map and self.tiles_for(data) is not None:
+        if gap_map and self.tiles_for(data, unpacked=True) is not None:
             raise InputError(
                 "it is solved in tiles, and there are no gap maps of tiles; leave out --gap-map"
             )

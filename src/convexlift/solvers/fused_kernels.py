@@ -1,6 +1,6 @@
-"""The dual half of fused iterations (``FirstLayer``), with its data, and the buffers of both.
+"""The dual half of fused iterations (``FirstLayer``) with its data, and the buffers of both halves.
 
-The other half is in ``primal_half``.
+The primal half is in ``primal_half``.
 """
 
 from __future__ import annotations
@@ -280,10 +280,10 @@ class FirstLayer:
         assert self.compiled is not None
         assert self.multipliers is not None
         ramp, (batch, _, height, width) = self.ramp, w.shape
-        plain_v = v if v.is_floating_point() else v.new_empty(0)  # a null pointer
+        v_numbers = v if v.is_floating_point() else v.new_empty(0)  # a null pointer
         self.compiled["dual_step"](
             grid=(self.tiles(height, width), batch, 1), block=first_layer.BLOCK,
-            args=[x_bar, w, anchor, v, plain_v, spill, moved, self.filters, self.bias,
+            args=[x_bar, w, anchor, v, v_numbers, spill, moved, self.filters, self.bias,
                   self.multipliers, table, clock, ramp.low, ramp.high, ramp.left, ramp.width,
                   *self._apart(self.multipliers, batch), height, width,
                   table.shape[-1], int(step), int(observed)],

@@ -56,7 +56,10 @@ class PackedPass:
 
     def pulled(self, w: Tensor) -> Tensor:
         """K* w."""
-        return self._launched(w, w, w, None, w.new_zeros(FIXED), step=False)[0]
+        _, _, height, width = w.shape
+        rows, columns = self.layer.kernel
+        unread = w.new_zeros((1, 1, height + rows - 1, width + columns - 1))
+        return self._launched(unread, w, w, None, w.new_zeros(FIXED), step=False)[0]
 
     def _launched(
         self,

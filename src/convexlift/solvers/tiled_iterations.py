@@ -35,7 +35,7 @@ WORTHWHILE = 2**17
 LARGE = 2**24
 """Size of v from which v and the anchor of a single image are packed in 16 bits on a CPU."""
 LARGE_ON_A_GPU = 2**28
-"""The same on a GPU, where smaller ones are left to ``FusedIterations``, which are faster."""
+"""And on a GPU, where smaller ones are left to ``FusedIterations``, which are faster."""
 SAMPLED = 8
 """Displacements of a packed v, and its rounding errors, are measured on rows this far apart."""
 ROUNDING = 0.1
@@ -149,7 +149,7 @@ class TiledIterations(Iterations):
         other_u = state.origin_u if whole else self.anchor_u
         other_v = self.origin_v if whole else self.anchor_v
         v, other = (self._few_rows(each)[self.row] for each in (self.v, other_v))
-        t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
+        t = self._weights_of_few_rows()
         scale = (self.w.shape[-2] / v.shape[-2]) ** 0.5
         far = scale * distance(self.term.activation, v, other, t)
         return self.coupling.way(self.u, other_u), Blocks({self.row: far})
@@ -225,10 +225,12 @@ class TiledIterations(Iterations):
         return False
 
     def _rounding(self) -> Tensor:
-        """Squares of the rounding errors of v on a sample of rows, even within half a step."""
+        """Squares of the rounding errors of v on a sample of rows, if they are uniform."""
         codes = self._few_rows(self.v)[self.row]
-        t = local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
-        return rounding_squares(self.term.activation, codes, t)
+        return rounding_squares(self.term.activation, codes, self._weights_of_few_rows())
+
+    def _weights_of_few_rows(self) -> Tensor:
+        return local(self.term.weights, slice(None), slice(None), slice(None, None, SAMPLED))
 
     def _dual_squares(self) -> Blocks:
         return Blocks({self.row: self.moved})
@@ -261,8 +263,10 @@ class TiledIterations(Iterations):
                 t = local(self.term.weights, one, slice(None), strip)
                 if v is not None:
                     v[one, :, strip] = pack(h, new, t) if self.packs_v else new
-                    few = new[:, :, ::SAMPLED] - here[:, :, ::SAMPLED]
-                    self._step += few.square_().sum(dtype=torch.float64)
+                    if self.packs_v:
+                        few = slice(-strip.start % SAMPLED, None, SAMPLED)
+                        step = new[:, :, few] - here[:, :, few]
+                        self._step += step.square_().sum(dtype=torch.float64)
                 if measure:
                     self.moved[i] += (new - here).square().sum(dtype=torch.float64)
                 # a new + b here + e past, since a + b + e = 1; b = 0 in restarts only
