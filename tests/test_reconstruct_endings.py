@@ -23,8 +23,9 @@ pytestmark = pytest.mark.single_precision
 
 @pytest.mark.slow
 def test_control_c_keeps_what_is_done_and_the_best_of_the_current(tmp_path):
-    for i in range(3):
-        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=256, seed=i)))
+    for i in range(3):  # so large that rounding does not end a solve before its time
+        large = torch.from_numpy(noisy(size=256, seed=i)).tile(3, 3)
+        save_image(tmp_path / "in" / f"{i}.png", large)
     process = subprocess.Popen(
         [sys.executable, "-m", "convexlift", "reconstruct", "denoise", str(tmp_path / "in"),
          "-o", str(tmp_path / "out"), "--json", str(tmp_path / "all.json"), "--tolerance", "0",
