@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 WARPS = 4
 """Warps of a program, one below the other."""
@@ -38,6 +39,18 @@ LARGEST_FILTER = 49
 """The most taps whose windows fit into registers."""
 LARGEST = 2**31
 """Limit on the numbers of a layer, which are indexed with 32 bits."""
+
+
+def spill_for(tile: Sequence[int], kernel: Sequence[int]) -> int:
+    """Numbers of a tile with its margins, in which programs leave V* p."""
+    return math.prod(side + k - 1 for side, k in zip(tile, kernel, strict=True))
+
+
+def gather(gathered: Any, spill: Tensor, tile: Sequence[int], c: Tensor, boundary: int) -> None:
+    """Launch ``gathered``: c = V* p, (B, 1, H, W), from the sums of all tiles."""
+    batch, _, *size = c.shape
+    tiles = math.prod(-(-n // side) for n, side in zip(size, tile, strict=True))
+    gathered(grid=(tiles, batch, 1), block=BLOCK, args=[spill, c, boundary, *size])
 
 
 def tile_for(size: Sequence[int], images: int) -> tuple[int, int]:

@@ -86,15 +86,12 @@ class FusedPass:
         The multipliers of the layer are the ``weight`` times W, here ``multipliers``; ``padded`` is
         x with its margins.
         """
-        around = [n + k - 1 for n, k in zip(self.tile, self.filters.shape[-2:], strict=True)]
-        spill = padded.new_empty((len(v), self._tiles, math.prod(around)))
+        around = first_layer.spill_for(self.tile, self.filters.shape[-2:])
+        spill = padded.new_empty((len(v), self._tiles, around))
         value, slack = self._sums(weight, multipliers, padded, v, spill)
         c = padded.new_empty((len(v), 1, *self.size))
         with current(padded.device):
-            self.kernels[1](
-                grid=(self._tiles, len(v), 1), block=first_layer.BLOCK,
-                args=[spill, c, self.boundary, *self.size],
-            )  # fmt: skip
+            first_layer.gather(self.kernels[1], spill, self.tile, c, self.boundary)
         return value, slack, c
 
     def value(self, multipliers: Tensor, padded: Tensor) -> Tensor:

@@ -94,8 +94,7 @@ class KernelSums(LayerSums):
             kernel, codes, single_t = self.coded_minorants(), v.codes, v.t.contiguous()
         assert isinstance(codes, Tensor)
         h, bias, V, t = self.h, self._bias(), self.V, t.contiguous()
-        sides, size = V.weight.shape[-2:], self.layer.shape[1:]
-        around = math.prod(side + k - 1 for side, k in zip(self.tile, sides, strict=True))
+        around = first_layer.spill_for(self.tile, V.weight.shape[-2:])
         spill = t.new_empty((len(codes), math.prod(self._tiles), around))
         totals = t.new_empty((len(codes), math.prod(self._tiles), 2))
         self._launch(
@@ -103,12 +102,10 @@ class KernelSums(LayerSums):
             [codes.contiguous(), single_t, spill, totals, V.weight.contiguous(), bias, t,
              h.low, h.high, h.middle, h.conjugate],
         )  # fmt: skip
-        c = t.new_empty((len(codes), 1, *size))
+        c = t.new_empty((len(codes), 1, *self.layer.shape[1:]))
         with current(t.device):
-            self.kernels[2](
-                grid=(math.prod(self._tiles), len(codes), 1), block=first_layer.BLOCK,
-                args=[spill, c, BOUNDARIES.index(V.boundary), *size],
-            )  # fmt: skip
+            boundary = BOUNDARIES.index(V.boundary)
+            first_layer.gather(self.kernels[2], spill, self.tile, c, boundary)
         steepest = totals[..., 1].amax(1, keepdim=True)
         return totals[..., 0], (-steepest, steepest), c
 

@@ -6,7 +6,6 @@ The anchor and v are slopes in 16 bits, so that nothing but w is an array of 32.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -73,8 +72,7 @@ class PackedPass:
     ) -> tuple[Tensor, Tensor]:
         layer, (_, _, *size) = self.layer, w.shape
         assert layer.compiled is not None
-        tiles = layer.tiles(*size)
-        around = math.prod(n + k - 1 for n, k in zip(layer.tile, layer.kernel, strict=True))
+        tiles, around = layer.tiles(*size), first_layer.spill_for(layer.tile, layer.kernel)
         spill, c = w.new_empty(tiles * around), w.new_empty((1, 1, *size))
         moved, clock = w.new_zeros((1, tiles)), w.new_zeros(2, dtype=torch.int32)
         with current(w.device):
@@ -82,8 +80,6 @@ class PackedPass:
                 x_bar, w, anchor, w if v is None else v, spill, moved, table, clock,
                 step=step, observed=v is not None,
             )  # fmt: skip
-            layer.compiled["gathered"](
-                grid=(tiles, 1, 1), block=first_layer.BLOCK,
-                args=[spill, c, BOUNDARIES.index(layer.operator.boundary), *size],
-            )  # fmt: skip
+            boundary = BOUNDARIES.index(layer.operator.boundary)
+            first_layer.gather(layer.compiled["gathered"], spill, layer.tile, c, boundary)
         return c, moved.sum(1, dtype=torch.float64)
