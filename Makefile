@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Experiments of the paper, in the order of their sections.
 EXPERIMENTS := denoising ct ct-deep inpainting training
 
-.PHONY: help test test-slow test-versions test-ecosystem soak lint style types layers docs docs-serve format demo reproduce-quick clean
+.PHONY: help test test-slow test-versions test-ecosystem soak lint style types layers sizes size docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -36,7 +36,7 @@ soak: $(VENV)/dev ## half an hour of hostile problems, files and visitors; fails
 	$(BIN)/python -m soak.files
 	$(BIN)/python -m soak.page
 
-lint: style types layers ## ruff, mypy --strict, import-linter
+lint: style types layers sizes ## ruff, mypy --strict, import-linter, lines of code by room
 
 style: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -47,6 +47,12 @@ types: $(VENV)/dev
 
 layers: $(VENV)/dev
 	$(BIN)/lint-imports
+
+sizes:
+	$(PYTHON) tools/size.py
+
+size: ## lines of code by room; lowers the records that no room may exceed
+	$(PYTHON) tools/size.py --lower
 
 docs: $(VENV)/dev ## the documentation, into site/; warnings are errors
 	$(MKDOCS) build --strict --quiet
