@@ -28,7 +28,7 @@ test-slow: $(VENV)/dev ## the tests marked slow, and more examples of those that
 test-versions: ## the quick tests with the lowest and the newest Python and torch that can be installed
 	$(PYTHON) tests/run_versions.py
 
-test-ecosystem: $(ECOSYSTEM)/dev ## the adapters with deepinv, PyProximal, ODL and SCICO themselves; several GB, in .venv-ecosystem
+test-ecosystem: $(ECOSYSTEM)/dev ## the adapter and the recipes with deepinv, PyProximal, ODL and SCICO themselves; several GB, in .venv-ecosystem
 	$(ECOSYSTEM)/bin/python -m pytest -p no:odl_plugins ecosystem
 
 soak: $(VENV)/dev ## half an hour of hostile problems, files and visitors; fails if anything gives way
@@ -86,7 +86,7 @@ $(VENV)/torch: constraints.txt
 $(ECOSYSTEM)/dev: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[deepinv,odl,pyproximal,scico]' benchopt h5py ismrmrd pytest
+		--editable '.[deepinv]' benchopt h5py ismrmrd odl pyproximal pytest scico
 	touch $@
 
 $(VENV)/cli: $(VENV)/torch pyproject.toml

@@ -68,6 +68,7 @@ from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
+from convexlift.proximal_map import ProximalMap as ProximalMap
 from convexlift.reconstruction.calls import reconstruct as reconstruct
 from convexlift.reconstruction.calls import reconstruct_many as reconstruct_many
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction

@@ -35,9 +35,6 @@ EXTRAS = {
     "zarr": ("zarr",),
     "hub": ("huggingface_hub",),
     "deepinv": ("deepinv",),
-    "pyproximal": ("pyproximal",),
-    "scico": ("scico",),
-    "odl": ("odl",),
 }
 """The modules of each extra for users, without those of the extras before it."""
 NAMES = {"PIL": "pillow"}
