@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -42,8 +41,6 @@ REFUSED = (
     ),
 )
 """Names of tensors that identify networks without a conversion, and the reasons."""
-Options = dict[str, Any]
-"""Options of ``load`` for the conversion of some formats."""
 PUBLISHED = "published objective"
 """The task of the cards: data term plus R, both as the authors define them."""
 
