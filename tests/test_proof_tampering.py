@@ -316,6 +316,10 @@ def test_files_that_are_no_proofs(tmp_path, proof):
     assert "the description was changed" in refused(tmp_path, {**head, "more": 1}, arrays)
     newer = proof_files.sealed({**head, "format": 2})
     assert refused(tmp_path, newer, arrays) == "its format is 2, not 1"
+    weak = changed(head, ("problem", "network", "concave"), "quadratic")
+    assert refused(tmp_path, proof_files.sealed(weak), arrays) == (
+        "this proof is about a weakly convex problem, which versions from 0.2 on do not check"
+    )
     other = tmp_path / "other.safetensors"
     proof_files.save_file(arrays, other)
     with pytest.raises(ProofRejected, match="not a proof file of convexlift"):

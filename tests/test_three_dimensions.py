@@ -303,7 +303,6 @@ Y = torch.zeros(1, 1, *SHAPE, dtype=torch.float64)
         (lambda: cl.Slices(cl.Identity(), depth=0), "depth"),
         (lambda: cl.Slices(cl.Identity(), depth=4).output_shape((1, *SHAPE)), "takes volumes"),
         (lambda: cl.Slices(cl.Mask(torch.ones(2, 1, 6, 6)), depth=6), "differs from image"),
-        (lambda: cl.WeaklyConvexNetwork(list(ridge(smoothing=0.1).layers)), "not for volumes"),
         (lambda: cl.solve_tiles(problem_of("isotropic", cl.Identity())), "tiles|one layer|images"),
     ],
 )  # fmt: skip

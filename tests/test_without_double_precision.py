@@ -15,7 +15,7 @@ from convexlift.problems import variational
 
 HERE = Path(__file__).parent
 CHECKED = ["no double precision", "plain", "mask", "blur", "rays", "Poisson", "L1", "pooled",
-           "adaptive", "differentiated", "weakly_convex", "proximal_map"]  # fmt: skip
+           "adaptive", "differentiated", "proximal_map"]  # fmt: skip
 
 
 @pytest.mark.slow

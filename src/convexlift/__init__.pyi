@@ -42,7 +42,6 @@ from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
-from convexlift.networks.weakly_convex import WeaklyConvexNetwork as WeaklyConvexNetwork
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition
@@ -63,7 +62,6 @@ from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
-from convexlift.problems.weakly_convex import WeaklyConvexProblem as WeaklyConvexProblem
 from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify

@@ -42,8 +42,8 @@ ROUNDINGS = 16 * U  # relative error of a short formula, if exp and log err by a
 TINY = 1e-200  # the error of a short formula by underflow
 TOLERANCE = 1e-6  # tolerated shortfall of a proof behind its claims, relative to the objective
 BUDGET = 2**30  # numbers that the maps of a problem may create; larger problems are refused
-WORK = 2e13  # multiplications and additions of a factorisation; larger ones are refused
 CHANGED = "was changed after the proof was written"
+WEAK = "this proof is about a weakly convex problem, which versions from 0.2 on do not check"
 PADDINGS: Any = {"zero": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 
 
@@ -463,6 +463,7 @@ class Proof:
         canonical = json.dumps(head, sort_keys=True, separators=(",", ":"))
         require(sha256(canonical.encode()).hexdigest() == digest, f"the description {CHANGED}")
         require(head["format"] == 1, f"its format is {head['format']}, not 1")
+        require("concave" not in problem["network"], WEAK)
         for name, array in self.arrays.items():
             described = f"{array.dtype} {list(array.shape)} ".encode() + array.tobytes()
             require(sha256(described).hexdigest() == sums[name], f"the tensor {name!r} {CHANGED}")
@@ -506,20 +507,6 @@ class Proof:
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
         require(allowed, "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below")
-        self.weak, self.kappa, self.data = "concave" in problem["network"], 0.0, (y, q)
-        if self.weak:
-            self.rho = self.tensor("network.concavity", channels)
-            self.centre, self.kappa = self.tensor("centre", self.x.shape), number(head["kappa"], 0)
-            squares = kind in ("SquaredL2", "WeightedL2")
-            if not (squares and problem["operator"] == {"Identity": {}}):  # D(A x) >= <A* v, x> ...
-                self.v, self.data = self.tensor("dual.data", shape), (np.zeros(1), 0.0)
-            fits = len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
-            fits &= len(image) == 3
-            require(fits, "a weakly convex problem has one layer, of one channel at a time")
-            require(not problem["network"]["layers"][0]["bias"], "its layer must have no bias")
-            require(self.rho.min() >= 0, "the tensor 'network.concavity' has negative entries")
-            inside = (self.centre >= self.lower) & (self.centre <= self.upper)
-            require(inside.all(), "the tensor 'centre' is outside the box")
         require(isinstance(head["made_by"], dict), "made_by must hold names and versions")
         require(not self.unused, f"the tensors {sorted(self.unused)} have no meaning")
 
@@ -656,212 +643,15 @@ class Proof:
         return h, maps, bias, residual, p
 
 
-def links(described: Any, name: str) -> list[tuple[Any, str]]:
-    """The maps of chains, and of chains in them, in the order of application, with their names."""
-    if "Chain" not in described:
-        return [(described, name)]
-    parts = enumerate(described["Chain"]["maps"])
-    return [link for i, each in parts for link in links(each, f"{name}.maps.{i}")]
-
-
-def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
-    """A bound on ||k*||^2 on a torus: the largest eigenvalue of (F k)^H (F k) at any frequency."""
-    count, inputs = math.prod(sizes), kernel.shape[1]
-    gram: Any = np.zeros((*sizes, inputs, inputs), dtype=np.complex128)
-    for one in kernel:
-        f = np.fft.fft2(one, s=sizes)
-        gram += np.einsum("cij,dij->ijcd", f.conj(), f)
-    top = max(float(np.linalg.eigvalsh(gram).max()), 0.0) * (1 + 1e-12)
-    # Coefficients err by at most a few log2(N) roundings of the norm of all of them.
-    error = 32 * U * math.log2(count + 1) * math.sqrt(count) * float(np.sqrt((kernel**2).sum()))
-    return (math.sqrt(top) + error + 1e-150) ** 2 * (1 + 1e-12)  # squares may underflow
-
-
-def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
-    """A bound on the eigenvalues of M = V^T diag(rho) V: lambda + |E|, lambda I - M = L L^T + E."""
-    image, count = proof.x.shape[1:], math.prod(proof.x.shape[1:])
-    units = np.array_split(np.eye(count).reshape(count, *image), -(-count // 32))
-    columns = [V.pull(rho * V.push(Ball(some))) for some in units]
-    M = np.concatenate([each.value for each in columns]).reshape(count, count)
-    errors = np.concatenate([each.error for each in columns]).reshape(count, count)
-    M = (M + M.T) / 2
-    top = float(np.linalg.eigvalsh(M)[-1])
-    level = top + 1e-9 * abs(top) + TINY
-    A = level * np.eye(count) - M
-    try:
-        L = np.linalg.cholesky(A)
-    except np.linalg.LinAlgError:
-        return math.inf
-    sizes = np.abs(L) @ np.abs(L.T) + np.abs(A) + np.abs(M)
-    rounding = 4 * (count + 4) * U * float(sizes.sum(1).max())
-    wrong = max(float(errors.sum(axis).max()) for axis in (0, 1))
-    residual = float(np.abs(A - L @ L.T).sum(1).max())
-    return (level + residual + rounding + wrong) * (1 + 1e-12)
-
-
-def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]:
-    """V^T diag(rho) V = M, as (rows, rows, channels, channels, columns, columns), and its error.
-
-    V reaches over r pixels, so that it acts on combs of pixels 2 r + 1 apart as on each of them.
-    """
-    (channels, h, w), s = shape, 2 * r + 1
-    pixels = np.indices((channels, h, w)).reshape(3, -1)
-    comb = np.ravel_multi_index((pixels[0], pixels[1] % s, pixels[2] % s), (channels, s, s))
-    units = (comb == np.arange(channels * s * s)[:, None]).astype(float)
-    seen = V.push(Ball(units.reshape(-1, channels, h, w)))
-    to = np.indices((h, w)).reshape(2, -1, 1)
-    near = np.abs(to - pixels[1:, None]).max(0) <= r
-    M, terms = np.zeros((pixels.shape[1],) * 2), len(to[0]) + len(rho.value)
-    value, error = (
-        part.reshape(len(units), len(rho.value), -1) for part in (seen.value, seen.error)
-    )
-    for c, weight in enumerate(rho.value.ravel()):
-        column = np.where(near, value[comb, c].T, 0.0)
-        M += weight * (column.T @ column)
-    e, sums, squares = error.max((0, 2)), np.abs(value).sum(2).max(0), (value**2).sum(2).max(0)
-    slack = 2 * e * sums + s**2 * e**2 + 4 * (terms + 8) * U * squares + 1e-300  # underflow
-    M = M.reshape(channels, h, w, channels, h, w).transpose(1, 4, 0, 3, 2, 5)
-    return M, float((slack * rho.ends()[1].ravel()).sum()) * (1 + 1e-9)
-
-
-def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) -> float:
-    """A bound on the eigenvalues of M, any image size: level + |E| with level I - M = L L^T + E.
-
-    M couples pixels that are at most 2 r apart, and depends on edges within r: its entries are
-    those of an image of 6 r + 1 pixels a side. L is computed one row of pixels at a time.
-    """
-    channels, *sides = proof.x.shape[1:]
-    most, height, width = 6 * r + 1, max(sides), min(sides)
-    n, small = channels * width, (channels, *(min(side, most) for side in sides))
-    work = height * float(n) ** 3 * max(1, min(2 * r, height)) ** 2
-    require(work <= WORK, "its eigenvalue would take too long to be checked")
-    combs = (2 * r + 1) ** 2 * channels * math.prod(small) * (1 + rho.value.size)
-    proof.spend((2 * r + 1) ** 2 * n**2 + combs + 4 * math.prod(small) ** 2)
-    M, error = band_entries(proof.map(described, "layers.0.skip", small), small, rho, r)
-    error *= channels * (4 * r + 1) ** 2
-    if sides[0] < sides[1]:
-        M = M.transpose(4, 5, 2, 3, 0, 1)
-    place: Any = lambda i, n: i if n <= most or i < 3 * r else max(3 * r, i - (n - most))
-    x = np.array([place(i, width) for i in range(width)])
-    apart = np.arange(width)[:, None] - np.arange(width)
-    other = np.clip(x + apart, 0, M.shape[4] - 1)
-
-    def column(j: int) -> Array:
-        """level I - M in the columns of row j of pixels, from the diagonal on."""
-        below, row = min(2 * r + 1, height - j), place(j, height)
-        parts = M[row : row + below, row][:, :, :, other, x] * (np.abs(apart) <= 2 * r)
-        found: Array = -parts.transpose(0, 1, 3, 2, 4).reshape(-1, n)
-        found[np.diag_indices(n)] += level
-        return found
-
-    here, there = np.float64(0), np.float64(0)
-    columns: dict[int, Array] = {}
-    for j in range(height):
-        columns |= {k: column(k) for k in range(j, min(j + 2 * r + 1, height)) if k not in columns}
-        P, C = np.split(columns.pop(j), [n])
-        try:
-            L = np.linalg.cholesky((P + P.T) / 2)
-        except np.linalg.LinAlgError:
-            return math.inf
-        X = C @ np.linalg.inv(L).T
-        rest = np.abs(C - X @ L.T)
-        here = np.maximum(here, (np.abs(P - L @ L.T).sum(1) + rest.sum(0)).max())  # NaN stays NaN
-        there = np.maximum(there, rest.sum(1).max(initial=0.0))
-        for k in range(j + 1, j + 1 + len(X) // n):
-            mine = X[(k - j - 1) * n :]
-            columns[k][: len(mine)] -= mine @ mine[:n].T
-    # (L L^T)_ii = level - M_ii - E_ii bounds the entries of |L| |L|^T and of the rest of M.
-    residual = here + 2 * r * there
-    entry = level + np.abs(M).max() + residual
-    rounding = (2 * r + 2) * (4 * r + 1) * n * 4 * (n + 4) * U * 4 * entry
-    bound = float(level + (residual + rounding + error) * (1 + 1e-9)) * (1 + 1e-12)
-    return bound if math.isfinite(bound) else math.inf
-
-
-def smallest_curvature(proof: Proof) -> float:
-    """m with diag(w) - weight V^T diag(rho) V >= m I, for the weights w of the data."""
-    described = proof.head["problem"]["network"]["layers"][0]["skip"]
-    image, parts = proof.x.shape[1:], links(described, "layers.0.skip")
-    ((_, V),) = proof.layers[0][1]
-    rho, bound = Ball(proof.rho[:, None, None]) * Ball(proof.weight), 1.0
-    for i, (each, name) in enumerate(parts):
-        padding = (options := each.get("Convolution", {"stride": 0})).get("padding")
-        if options["stride"] != 1 or padding not in ("zero", "circular"):
-            bound = math.inf
-            continue
-        kernel = proof.tensor(f"network.{name}.weight")
-        if padding == "circular" and kernel.shape[-1] > min(image[1:]):
-            bound = math.inf
-        if i == len(parts) - 1:
-            kernel = kernel * np.sqrt(rho.ends()[1])[..., None] * (1 + 4 * U)
-        wider = 2 * (kernel.shape[-1] // 2) if padding == "zero" else 0
-        bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
-    if (len(parts) > 1 or bound == math.inf) and math.prod(image) <= 1024:
-        bound = min(bound, matrix_bound(proof, V, rho))
-    if "level" in proof.head:
-        kinds = [each.get("Convolution", {}) for each, _ in parts]
-        plain = all(k.get("stride") == 1 and k["padding"] != "circular" for k in kinds)
-        require(plain, "a level needs convolutions of stride 1 that do not wrap around")
-        r = sum(number(k["kernel_size"], 1, 99) // 2 for k in kinds)
-        bound = min(bound, band_bound(proof, described, r, rho, number(proof.head["level"])))
-    sums = V.pull(rho * V.push(Ball(np.zeros((1, *image)), 1.0)))  # rows of |V|^T rho |V|
-    bound = min(bound, float(sums.error.max()) * (1 + 1e-9))
-    least = float(np.min(proof.data[1]))
-    return (least - bound) - 1e-12 * (least + bound)
-
-
-def weak_bound(proof: Proof) -> Ball:
-    """A lower bound on J(u) + kappa/2 |u - x|^2, where R is less by 1/2 sum rho |V u|^2.
-
-    Q(u) = D(u) - 1/2 <u, M u> + <c, u> has a Hessian >= m I, so that its expansion at any z with m
-    in place of the Hessian is a lower bound, minimised pixel by pixel. With a v, D(A u) is replaced
-    by <v, A u> - D*(v).
-    """
-    (c, beta), z, kappa = minorant(proof), Ball(proof.centre), Ball(proof.kappa)
-    if proof.v is None:
-        data = proof.fidelity.value(proof.centre)
-    else:
-        v = proof.fidelity.clip(proof.v)
-        c, data = c + proof.operator.pull(Ball(v)), -proof.fidelity.conjugate(v)
-    ((_, V),) = proof.layers[0][1]
-    y, w = (Ball(part) for part in proof.data)
-    a = V.push(z)
-    q = Ball(proof.rho[:, None, None]) * Ball(proof.weight) * a
-    moved = z + -Ball(proof.x)
-    value = data.total() + -((q * a).total() * Ball(0.5))
-    value = value + (c * z).total() + (moved * moved).total() * kappa * Ball(0.5)
-    r = w * (z + -y) + -V.pull(q) + c + kappa * moved
-    m = smallest_curvature(proof) + proof.kappa
-    m -= 1e-12 * (abs(m) + proof.kappa)
-    low, high = (np.nextafter(end - proof.centre, way) for end, way in
-                 ((proof.lower, -np.inf), (proof.upper, np.inf)))  # fmt: skip
-
-    def infimum(r: Array) -> Ball:
-        if m > 0:  # the minimum without bounds is below the one at an end, if d is rounded
-            d = np.clip(-r / m, low, high)
-            free = (d > low) & (d < high)
-            return formula(
-                np.where(free, -(r * (r / (2 * m))), r * d), np.where(free, 0.0, m * d * d / 2)
-            )
-        left = r * low + m * low**2 / 2 < r * high + m * high**2 / 2
-        d = np.where(left, low, high)
-        return formula(r * d, m * d * d / 2)
-
-    return value + concave(infimum, r).total() + beta
-
-
 def objective(proof: Proof) -> Ball:
     """J(x), for each image."""
-    z, less = [Ball(proof.x)], Ball(np.zeros(proof.batch))
-    if proof.weak:
-        a = proof.layers[0][1][0][1].push(z[0])
-        less = (Ball(proof.rho[:, None, None]) * a * a).total() * Ball(-0.5) * Ball(proof.weight)
+    z = [Ball(proof.x)]
     for h, maps, bias, residual, _ in proof.layers:
         value = h.at(reduce(Ball.__add__, [each.push(z[j]) for j, each in maps]) + Ball(bias))
         z.append(value + z[-1] if residual else value)
     # f is convex: its maximum is at an end of the interval of A x.
     data = -concave(lambda w: -proof.fidelity.value(w), proof.operator.push(z[0]))
-    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight) + less
+    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight)
 
 
 def minorant(proof: Proof) -> tuple[Ball, Ball]:
@@ -911,8 +701,6 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
 
 def lower_bound(proof: Proof) -> tuple[Ball, Any]:
     """A lower bound on J, and a mask of the images for which it holds near x only."""
-    if proof.weak:
-        return weak_bound(proof), np.zeros(proof.batch, dtype=bool)
     (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
@@ -942,19 +730,17 @@ class Verdict(NamedTuple):
     objective: float  # the objective of x is at most this
     lower_bound: float  # no image has a lower objective, in the sense of guarantee
     gap: float  # (objective - lower_bound) / |objective|
-    guarantee: str  # GLOBAL, CRITICAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
+    guarantee: str  # GLOBAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
     radius: float
     made_by: dict[str, str]  # programs with their versions, as the file says
     network_sha256: str  # identifies the regularizer
     premise: str  # a clause of the bound if weights were read off the data, else empty
-    kappa: float = 0.0  # CRITICAL: the bound is on the objective of u plus kappa/2 |u - x|^2
 
     def __str__(self) -> str:
         near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
         none = (
             f"{self.premise}no image {near if self.guarantee == 'WITHIN_RADIUS' else 'in the box'}"
         )
-        none += f", with {self.kappa:g}/2 |u - x|^2 added to its objective," * (self.kappa > 0)
         makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
         return (
             f"objective {self.objective!r}; {none} is below {self.lower_bound!r} (gap "
@@ -966,8 +752,8 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
     """The proven numbers, if they confirm the claims."""
     (bound, near), J, found = lower_bound(proof), objective(proof), []
     for i, claim in zip(range(proof.batch), proof.head["claims"], strict=True):
-        guarantee = "CRITICAL" if proof.kappa else "WITHIN_RADIUS" if near[i] else "GLOBAL"
-        fine = claim["guarantee"] in (guarantee, "CRITICAL" if proof.kappa else "WITHIN_RADIUS")
+        guarantee = "WITHIN_RADIUS" if near[i] else "GLOBAL"
+        fine = claim["guarantee"] in (guarantee, "WITHIN_RADIUS")
         require(fine, f"claims[{i}].guarantee is {claim['guarantee']!r}, but {guarantee} is proved")
         above, below = (number(claim[name], -1e300, 1e300) for name in ("objective", "lower_bound"))
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
@@ -983,7 +769,7 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         relative = 0.0 if high == low else relative
         origin = proof.head["made_by"], proof.head["network_sha256"], proof.premise
         numbers = high, low, relative, guarantee, proof.radius
-        found.append(Verdict(*numbers, *origin, float(proof.kappa)))
+        found.append(Verdict(*numbers, *origin))
     return tuple(found)
 
 

@@ -51,10 +51,6 @@ class Guarantee(Enum):
         "of x on the pixels which neither data nor box bound; give the problem a box for a "
         "global guarantee"
     )
-    CRITICAL = (
-        "x is critical up to the gap: no image in the box has an objective plus kappa/2 times its "
-        "squared distance to x below the lower bound; images far from x may have a smaller one"
-    )
     NONE = "no lower bound: the objective is not finite"
 
 
@@ -74,14 +70,6 @@ def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tupl
     near = "" if guarantee is Guarantee.GLOBAL else " close to this one"
     if guarantee is Guarantee.NONE or gap is None or not math.isfinite(gap):
         return "Nothing is proved yet", "there is no lower bound."
-    if guarantee is Guarantee.CRITICAL:
-        if gap > FAR:
-            return "Not solved yet", "small changes may make the picture fit this model better."
-        best = (
-            "no small change makes the picture fit this model better by much more than that, but "
-            "another picture may."
-        )
-        return f"Critical to within {percent(gap)}", f"{premise}{best} {CAVEAT}"
     if gap >= 1:
         return "Not solved yet", f"how much better a picture{near} could fit is not known."
     if gap > FAR:
