@@ -105,7 +105,7 @@ def problems() -> dict[str, tuple[Tensor, Statement]]:
         "fixed network, noise": (x, stated(L2, noisy, fixed, 1.0, box=None)),
         "fixed network, missing pixels": (
             x,
-            stated(L2, holes * noisy, fixed, 0.18, cl.Mask(holes)),
+            stated(L2, seen * noisy, fixed, 0.18, cl.Mask(seen)),
         ),
         "fixed network, impulses": (x, stated(L1, salted(x, 3), fixed, 7.3)),
         "adaptive network, noise": (x, adaptive),
