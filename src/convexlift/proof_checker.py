@@ -459,7 +459,7 @@ class Proof:
         self.unused, self.budget = set(self.arrays), BUDGET
         self.x = self.tensor("x")
         self.batch, *image = self.x.shape
-        fits = len(image) in (3, 4) and image == problem["image_shape"]
+        fits = len(image) == 3 and image == problem["image_shape"]
         require(fits, "'x' is not of image_shape")
         low, high = problem["box"]
         self.lower = -np.inf if low is None else number(low, -1e100)
