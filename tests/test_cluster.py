@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import signal
-import sys
-import threading
 from functools import partial
 
 import pytest
@@ -201,10 +198,6 @@ def test_two_clusters_of_one_machine_do_not_meet(client, monkeypatch):
 
 
 # Processes ---------------------------------------------------------------------------------------
-
-
-def own_process():
-    return os.getpid(), dict(os.environ)
 
 
 @pytest.mark.slow
