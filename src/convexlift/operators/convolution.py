@@ -44,8 +44,8 @@ in double precision."""
 class Padding(LinearOperator):
     """x continued past its edges by ``margin`` = (rows, columns)."""
 
-    def __init__(self, input_shape: Shape, margin: tuple[int, ...], boundary: Boundary) -> None:
-        sides = input_shape[-len(margin) :]
+    def __init__(self, input_shape: Shape, margin: tuple[int, int], boundary: Boundary) -> None:
+        sides = input_shape[-2:]
         less = {"circular": 0, "reflect": 1}.get(boundary)
         if less is not None and any(m > n - less for m, n in zip(margin, sides, strict=True)):
             size = " x ".join(str(n) for n in sides)
@@ -67,12 +67,11 @@ class Padding(LinearOperator):
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Larger by twice the margin."""
-        axes = len(self.margin)
-        sides = zip(input_shape[-axes:], self.margin, strict=True)
-        return (*input_shape[:-axes], *(n + 2 * m for n, m in sides))
+        (*channels, height, width), (rows, columns) = input_shape, self.margin
+        return (*channels, height + 2 * rows, width + 2 * columns)
 
 
-def most_copies(margin: tuple[int, ...], boundary: Boundary) -> int:
+def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
     """The most copies of a pixel in the padded image, the product over all axes."""
     if boundary == "zero":
         return 1
@@ -113,7 +112,7 @@ class ConvolutionOperator(LinearOperator):
         stride: int = 1,
         padding: Boundary = "zero",
     ) -> None:
-        out_channels, in_channels, *kernel = weight.shape
+        out_channels, in_channels, height, width = weight.shape
         if len(input_shape) != 3 or input_shape[0] != in_channels:
             raise ValueError(
                 f"a convolution with {in_channels} input channels "
@@ -122,7 +121,7 @@ class ConvolutionOperator(LinearOperator):
         self.weight = weight
         self.input_shape = input_shape
         self.stride = stride
-        self.margin = tuple(side // 2 for side in kernel)
+        self.margin = height // 2, width // 2
         self.boundary: Boundary = padding
         self.padding = Padding(input_shape, self.margin, padding)
         # F.conv2d pads with zeros by itself.
@@ -281,8 +280,8 @@ class ConvolutionOperator(LinearOperator):
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """Taps times channels; then copies of a pixel are added up."""
-        out_channels, in_channels, *kernel = self.weight.shape
-        return math.prod(kernel) * (out_channels if adjoint else in_channels) + self._copies
+        out_channels, in_channels, height, width = self.weight.shape
+        return height * width * (out_channels if adjoint else in_channels) + self._copies
 
     @property
     def _copies(self) -> int:
@@ -358,8 +357,7 @@ class ConvolutionOperator(LinearOperator):
 def _norm_on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
     """The largest spectral norm among the matrices sum_k (F k)* (F k), one for each frequency."""
     # Filter by filter: all spectra together would be larger than V x.
-    axes = tuple(range(1, kernel.ndim - 1))
-    spectra = (torch.fft.rfftn(one, s=torus, dim=axes) for one in kernel)
+    spectra = (torch.fft.rfft2(one, s=torus) for one in kernel)
     if kernel.shape[1] == 1:
         return math.sqrt(
             float(functools.reduce(Tensor.add_, (f.abs().square() for f in spectra)).max())

@@ -126,7 +126,7 @@ class Blur(LinearOperator, name="Blur"):
             raise ValueError(f"boundary must be one of {BOUNDARIES}, got {boundary!r}")
         self.kernel = kernel
         self.boundary: Boundary = boundary
-        self.margin = tuple(n // 2 for n in kernel.shape)
+        self.margin = kernel.shape[0] // 2, kernel.shape[1] // 2
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]

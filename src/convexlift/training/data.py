@@ -124,7 +124,7 @@ class BatchSampler:
         epoch, place = divmod(place, len(self.images))
         return int(permutation(len(self.images), mix("epoch", self.seed, epoch))[place])
 
-    def _size(self) -> tuple[int, ...]:
+    def _size(self) -> tuple[int, int]:
         return self.images.size(0) if self.crop is None else (self.crop, self.crop)
 
     def _view(self, plane: Plane, chance: int) -> Plane:

@@ -131,9 +131,10 @@ class ImageSet:
         """1 for grey images, 3 for images in colour."""
         return 1 if self.planes[0].ndim == 2 else 3
 
-    def size(self, i: int) -> tuple[int, ...]:
+    def size(self, i: int) -> tuple[int, int]:
         """(H, W) of image i."""
-        return self.planes[i].shape[-2:]
+        height, width = self.planes[i].shape[-2:]
+        return height, width
 
     def select(self, wanted: Callable[[str], bool]) -> ImageSet:
         """The images whose names satisfy ``wanted``, in their order."""
@@ -173,7 +174,7 @@ class ImageSet:
             raise ValueError(f"there are {len(self)} images, and {count} were asked for")
         return self._subset(range(count))
 
-    def require_size(self, size: tuple[int, ...]) -> None:
+    def require_size(self, size: tuple[int, int]) -> None:
         """Raise ValueError unless every image is (H, W)."""
         for i, name in enumerate(self.names):
             if self.size(i) != tuple(size):
@@ -182,7 +183,7 @@ class ImageSet:
                     "use images of one size, or take crops"
                 )
 
-    def require_at_least(self, size: tuple[int, ...]) -> None:
+    def require_at_least(self, size: tuple[int, int]) -> None:
         """Raise ValueError unless (H, W) fits into every image."""
         for i, name in enumerate(self.names):
             if any(there < wanted for there, wanted in zip(self.size(i), size, strict=True)):
@@ -238,6 +239,6 @@ def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
     return paths[:limit]
 
 
-def size_text(size: tuple[int, ...]) -> str:
+def size_text(size: tuple[int, int]) -> str:
     """A size in words, such as "64 x 48"."""
     return " x ".join(str(n) for n in size)
