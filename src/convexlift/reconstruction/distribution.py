@@ -99,11 +99,6 @@ def _outcome(future: Any) -> Any:
     """What a worker returned, or its exception; CancelledError without a scheduler."""
     try:
         error = future.exception()
-        if type(error).__name__ == "KilledWorker":
-            return InputError(
-                "several workers died while they worked on it; it may need more memory than they "
-                "have"
-            )
         return future.result() if error is None else error
     except OSError:  # the connection broke while the result was sent
         raise CancelledError from None
