@@ -21,7 +21,7 @@ from convexlift.files.pictures import (
 from convexlift.scans.files import SinogramFormat, VolumeFormat
 from soak.samples import READERS
 
-PICTURES = [s for s in PictureFormat.known_suffixes() if not PictureFormat.of(Path(f"a{s}")).folder]
+PICTURES = PictureFormat.known_suffixes()
 VOLUMES = VolumeFormat.known_suffixes()
 SINOGRAMS = SinogramFormat.known_suffixes()
 READ_ONLY_SINOGRAMS = (".tif", ".tiff")

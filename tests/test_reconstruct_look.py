@@ -88,17 +88,6 @@ def test_the_command_for_a_sinogram_works_as_it_is(ending):
     assert Path("my scans/a scan-slice.tif").exists()
 
 
-def test_volumes_in_hdf5_are_recognised():
-    h5py = pytest.importorskip("h5py")
-    with h5py.File("v.h5", "w") as file:
-        file["entry/scan"] = np.stack([noisy(size=16, seed=k) for k in range(9)])
-    result = looked("v.h5")
-    assert "v.h5: a volume of 9 planes" in result.output
-    (line,) = re.findall(r"^  (convexlift .*)$", result.output, re.MULTILINE)
-    assert line == "convexlift reconstruct denoise v.h5 -o v-denoised.h5"
-    assert run(*shlex.split(line)[2:]).exit_code == 0
-
-
 def test_what_it_says_about_files():
     assert "in colour, 8 bits, painted with #ff00ff" in propose(Path(painted())).about
     Image.fromarray(np.zeros((20, 30), np.uint8)).save("wide.png")
