@@ -15,6 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.files.compressed import (
+    NEW_INFLATERS,
+    require_expansion,
+    require_frame,
+    require_packbits,
+)
 from convexlift.files.formats import (
     EXPANSION,
     SMALL,
@@ -36,7 +42,14 @@ from convexlift.files.png_jpeg import grey_pixels, open_picture
 _MINISWHITE, _MINISBLACK, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
 _BITS, _PHOTOMETRIC = 258, 262  # tags
 _ALPHA = (1, 2)  # values of the tag for extra samples
-_UNCOMPRESSED = 1
+_UNCOMPRESSED, _PACKBITS = 1, 32773
+_JPEG = (6, 7, 33007, 34892, 33003, 33004, 33005, 34712)  # the last four are JPEG 2000
+_DEFLATE, _LZMA, _ZSTANDARD = (8, 32946, 50013), 34925, (34926, 50000)
+_INFLATED = {**dict.fromkeys(_DEFLATE, "deflate"), _LZMA: "LZMA"}
+if "Zstandard" in NEW_INFLATERS:
+    _INFLATED |= dict.fromkeys(_ZSTANDARD, "Zstandard")
+_BOUNDED = (_UNCOMPRESSED, 2, 3, 4, 5, *_ZSTANDARD)
+"""Decoders of fax, LZW and Zstandard in imagecodecs fill a buffer of the declared size."""
 _SILENCE = logging.NullHandler()
 
 
@@ -220,6 +233,9 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
             _require_page(path, level.keyframe, max_megapixels)
         if not levels:
             raise ValueError("it has no pages; copy or export it again")
+        frames = {id(page.keyframe): page.keyframe for level in levels for page in level if page}
+        for keyframe in frames.values():
+            _check_when_decoded(keyframe)
         compressed = any(int(level.keyframe.compression) != _UNCOMPRESSED for level in levels)
         numbers = sum(math.prod(level.shape) for level in levels)
         least = min(_itemsize(level.keyframe) for level in levels)
@@ -265,6 +281,33 @@ def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
     if page.is_tiled:  # decoders allocate whole tiles, however small the picture is
         tile = (page.tilewidth, page.tilelength, max(page.tiledepth, 1), page.samplesperpixel)
         require_plausible(path, tile, _itemsize(page), max_megapixels)
+
+
+def _check_when_decoded(page: Any) -> None:
+    """Let each strip or tile of a page be checked before it expands."""
+    kind, decode = int(page.compression), page.decode
+    checked = kind == _PACKBITS or kind in _JPEG or kind in _INFLATED
+    if not checked and kind not in _BOUNDED:
+        name = getattr(page.compression, "name", kind)
+        raise ValueError(f"it is compressed as {name}, which is not read; save it with deflate")
+    if checked and page.fillorder != 1:
+        raise ValueError("the bits of its compressed bytes are in reverse order; save it again")
+    rows, columns = min(page.rowsperstrip, page.imagelength), page.imagewidth
+    if page.is_tiled:
+        rows, columns = page.tilelength * max(page.tiledepth, 1), page.tilewidth
+    samples = page.samplesperpixel if page.planarconfig == 1 else 1
+    most = rows * columns * samples * page.dtype.itemsize
+
+    def decode_checked(data: bytes | None, *arguments: Any, **options: Any) -> Any:
+        if data is not None and kind in _INFLATED:
+            require_expansion(data, most, _INFLATED[kind])
+        elif data is not None and kind == _PACKBITS:
+            require_packbits(data, most)
+        elif data is not None and kind in _JPEG:
+            require_frame(data, rows, columns)
+        return decode(data, *arguments, **options)
+
+    page.decode = decode_checked  # of each page, since only some are keyframes of others
 
 
 def _itemsize(page: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-import zlib
+import struct
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexlift.files.compressed import require_expansion, require_frame, require_packbits
 from convexlift.files.formats import (
     EXPANSION,
     BoundedReader,
@@ -43,6 +44,9 @@ GAP = 0.1
 
 _META_GROUP = 2
 _DEFLATED = "1.2.840.10008.1.2.1.99"
+_RUN_LENGTHS = "1.2.840.10008.1.2.5"
+_INFLATED_BYTES, _INFLATED_TIMES = 2**27, 20
+"""A deflated file, whose header is deflated too, may expand to the larger of these two."""
 
 
 def read_dicom(
@@ -316,12 +320,32 @@ def stored_pixels(path: Path, max_megapixels: float | None) -> tuple[Any, NDArra
         expansion = EXPANSION if syntax.is_compressed else 1.0
         require_plausible(path, declared, max(bits, 1) / 8, max_megapixels, expansion)
     try:
+        if syntax.is_encapsulated:
+            _require_frames(dataset, frames)
         pixels = np.asarray(dataset.pixel_array)
     except Exception as error:  # decoders raise nearly every type
         raise ScanFileError(f"{path} {_advice(syntax, error)}") from error
     if pixels.shape != expected:
         raise ScanFileError(f"{path} holds pixels {pixels.shape}, but its header says {expected}")
     return dataset, pixels
+
+
+def _require_frames(dataset: Any, count: int) -> None:
+    """Raise ValueError if a compressed frame is larger than Rows x Columns."""
+    rows, columns = int(dataset.Rows), int(dataset.Columns)
+    offsets = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
+    frames = load_extra("pydicom.encaps", "DICOM files").generate_frames(
+        dataset.PixelData,
+        number_of_frames=count,
+        extended_offsets=offsets if all(offsets) else None,
+    )
+    for frame in frames:
+        if dataset.file_meta.TransferSyntaxUID != _RUN_LENGTHS:
+            require_frame(frame, rows, columns)
+            continue
+        number, *starts = struct.unpack("<16L", frame[:64])
+        for start, end in pairwise([*starts[:number], len(frame)]):
+            require_packbits(frame[start:end], rows * columns)
 
 
 def _advice(syntax: Any, error: Exception) -> str:
@@ -356,7 +380,9 @@ def read_dataset(
                 f"{syntax or 'missing'}); write it again with the program it comes from"
             )
         if syntax == _DEFLATED:
-            _require_small(path, file.read(), max_megapixels)
+            packed = file.read()
+            most = max(_INFLATED_BYTES, _INFLATED_TIMES * len(packed))
+            require_expansion(packed, most, "raw deflate")
         file.seek(0)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
         for tag in list(dataset.keys()):
@@ -378,18 +404,3 @@ def _transfer_syntax(pydicom: Any, file: BoundedReader) -> str:
     )
     syntax = meta.get("TransferSyntaxUID")
     return syntax if isinstance(syntax, str) else ""
-
-
-def _require_small(path: Path, packed: bytes, max_megapixels: float | None) -> None:
-    """Raise if a deflated file inflates beyond the pixel limit: pydicom would inflate it whole."""
-    most = 8e6 * (max_megapixels or allowed_megapixels(len(packed), 1))
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    rest, size = packed, 0
-    while rest and not inflater.eof:
-        size += len(inflater.decompress(rest, 2**20))
-        rest = inflater.unconsumed_tail
-        if size > most:
-            raise ScanFileError(
-                f"{path} inflates to more than {most / 1e6:.4g} MB; if that is correct, allow "
-                "it with --max-megapixels 1000 (max_megapixels= in Python)"
-            )
