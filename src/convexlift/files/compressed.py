@@ -75,7 +75,7 @@ def require_frame(data: bytes, height: int, width: int) -> None:
     own = _frame_size(data)
     if own is None:
         raise ValueError(
-            "it holds no JPEG or JPEG 2000 stream with a size; copy or export it again"
+            "it holds no JPEG or JPEG 2000 pixels with a size; export it again"
         )
     if own[0] > height or own[1] > width:
         raise ValueError(

@@ -21,7 +21,6 @@ from convexlift.files.compressed import require_expansion, require_frame, requir
 from convexlift.files.formats import (
     EXPANSION,
     BoundedReader,
-    allowed_megapixels,
     load_extra,
     reason_of,
     require_plausible,
