@@ -32,7 +32,6 @@ EXTRAS = {
     "train": ("tensorboard",),
     "web": ("gradio",),
     "dask": ("distributed", "pyarrow"),
-    "zarr": ("zarr",),
     "hub": ("huggingface_hub",),
     "deepinv": ("deepinv",),
     "pyproximal": ("pyproximal",),

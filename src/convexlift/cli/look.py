@@ -15,7 +15,6 @@ from convexlift.reconstruction.contents import PICTURES
 from convexlift.reconstruction.proposals import Proposal, plan, propose
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.sources import SINOGRAMS, Source, find_sources
-from convexlift.reconstruction.volumes import is_volume
 
 SHOWN = 3
 """The most files of a folder that are examined."""
@@ -75,7 +74,6 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
     for source in sources[:SHOWN]:
         try:
             lines = plan(reconstructor, source)
-            records = f"{source.records.name}/" if is_volume([source]) else source.record.name
         except Exception as error:  # decoders raise nearly every type
             plain = isinstance(error, ValueError | OSError | ImportError)
             reason = str(error).removeprefix(f"{source.path} ") if plain else reason_of(error)
@@ -87,7 +85,7 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
         yield f"{source.path}: {lines[0]}"
         for line in lines[1:]:
             yield f"  {line}"
-        yield f"  -> {source.target}{taken}, with {records}{beside}"
+        yield f"  -> {source.target}{taken}, with {source.record.name}{beside}"
     if len(sources) > SHOWN:
         yield f"and {len(sources) - SHOWN} more files"
     yield from _settings(reconstructor)

@@ -56,7 +56,7 @@ FILES: dict[str, tuple[Any, Any]] = {
     "inputs": (Parameter.empty, Annotated[list[str], typer.Argument(
         help="Files, folders, or globs in quotes.", show_default=False)]),
     "output": (Parameter.empty, Annotated[Path, typer.Option(
-        "--output", "-o", help="A file for one input file or for one volume, else a folder.",
+        "--output", "-o", help="A file for one input file, else a folder.",
         show_default=False)]),
 }  # fmt: skip
 RUN: dict[str, tuple[Any, Any]] = {
@@ -71,10 +71,6 @@ RUN: dict[str, tuple[Any, Any]] = {
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
         help="After a killed run: keep its finished results, and do only the missing ones.")]),
-    "volume": (False, Annotated[bool, typer.Option(
-        "--volume",
-        help="The files of a folder are slices of one volume: one noise level and weight for "
-        "all.")]),
     "scheduler": (None, Annotated[str | None, typer.Option(
         "--scheduler",
         help="Reconstruct on the workers of this Dask scheduler, tcp://HOST:8786, or on local[N]: "

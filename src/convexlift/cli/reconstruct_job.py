@@ -48,7 +48,6 @@ from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require
 from convexlift.reconstruction.distribution import distribute_files
 from convexlift.reconstruction.results import Previews, write_table
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.volumes import divide, is_volume, require_slices, shared
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -91,7 +90,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 def run_job(
     task: str, options: dict[str, Any], *, inputs: list[str], output: Path, proof: bool,
-    sheet: bool, dry_run: bool, force: bool, resume: bool, volume: bool, scheduler: str | None,
+    sheet: bool, dry_run: bool, force: bool, resume: bool, scheduler: str | None,
     table: Path | None, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
     """Check everything that can be checked, then process the files."""
@@ -108,8 +107,6 @@ def run_job(
             reconstructor = RECONSTRUCTORS[task](**options | on_workers)
             sources = find_inputs(reconstructor, inputs, output)
             if dry_run:
-                if volume and not is_volume(sources):
-                    require_slices(reconstructor, inputs)
                 for text in describe_run(reconstructor, sources, proof):
                     typer.echo(text)
                 return
@@ -118,14 +115,7 @@ def run_job(
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
                 tables=[] if table is None else [table],
             )  # fmt: skip
-            # Before a store is created, or replaced by --force.
             client = None if scheduler is None else connection.enter_context(connected(scheduler))
-            if is_volume(sources):
-                reconstructor, sources = divide(
-                    reconstructor, sources[0], force=force, resume=resume
-                )
-            elif volume:
-                reconstructor, sources = shared(reconstructor, sources, inputs)
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
@@ -136,9 +126,7 @@ def run_job(
             ) as update,
             warnings.catch_warnings(),
         ):  # fmt: skip
-            page = (
-                ContactSheet(output) if sheet and len(sources) > 1 and not sources[0].slab else None
-            )
+            page = ContactSheet(output) if sheet and len(sources) > 1 else None
             network = reconstructor.network
             narrator = Narrator(
                 screen, update, debug, len(sources), options["tolerance"], network, page,
@@ -201,8 +189,6 @@ def _finish(result: BatchResult, files: int, unwritten: str) -> None:
 
 def _place_of_records(sources: Sequence[Source]) -> str:
     """The place of the objectives and bounds of all results."""
-    if sources[0].slab is not None:
-        return str(sources[0].records)
     return str(sources[0].record) if len(sources) == 1 else EACH_RECORD
 
 

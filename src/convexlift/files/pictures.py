@@ -155,18 +155,16 @@ class PictureFormat(FileFormat):
 
     Attributes:
         holds_nan: whether a pixel can be NaN, which marks it as missing.
-        folder: whether it is a folder rather than a file.
     """
 
     holds_nan: ClassVar[bool] = False
-    folder: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, path: Path, max_megapixels: float | None) -> Picture:
         """All planes; ``require_plausible`` checks the size in the header before decoding."""
 
     def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
-        """Some of the pages; formats of large volumes read no others."""
+        """Some of the pages; formats of large stacks read no others."""
         picture = self.read(path, max_megapixels)
         if picture.channels > 1 or picture.alpha is not None:
             raise ValueError("it has colours; only grey pages can be chosen")

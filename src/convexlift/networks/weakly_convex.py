@@ -51,8 +51,6 @@ class WeaklyConvexNetwork(InputConvexNetwork):
             )
         self._complete = False  # the constructor of the convex part checks it before the rest is
         super().__init__(layers, in_channels=in_channels, image_size=image_size)
-        if self.dimensions != 2:
-            raise ValueError("weakly convex networks are for images, not for volumes")
         self.concavity = nn.Parameter(torch.zeros(layers[0].channels))
         self._complete = True
 

@@ -376,4 +376,4 @@ def _spread(values: Tensor, size: torch.Size) -> Tensor:
         blocks = values.sum(1, keepdim=True) * (coarse.numel() / size.numel())
         return F.interpolate(blocks, size=tuple(size), mode="nearest")
     flat = values.flatten(1).sum(1) / size.numel()
-    return flat.reshape(-1, 1, *(1 for _ in size)).expand(-1, 1, *size)
+    return flat.reshape(-1, 1, 1, 1).expand(-1, 1, *size)

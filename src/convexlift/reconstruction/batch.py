@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from convexlift.reconstruction import results
@@ -13,7 +12,6 @@ from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
 from convexlift.reconstruction.results import Fingerprint, Previews
 from convexlift.reconstruction.sources import Source, glance, sides
-from convexlift.reconstruction.volumes import prepare
 from convexlift.solvers.solution import Progress
 
 OF_THE_RUN = ("command", "files_at_once")
@@ -78,7 +76,6 @@ def reconstruct_files(
     proof: bool = False,
     resume: bool = False,
     command: str | None = None,
-    client: Any = None,
 ) -> BatchResult:
     """Reconstruct all files, and write each result as soon as it is known.
 
@@ -94,19 +91,14 @@ def reconstruct_files(
         resume: skip files whose results an earlier run finished, from the same inputs and with the
             same settings.
         command: the command line, for the records.
-        client: a ``distributed.Client``, whose workers solve the tiles of large images.
     """
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
-    run.solver.client = client
     good = []
-    known: dict[Path, Fingerprint] = {}  # one for each volume, shared by its slabs
     for source in sources:  # files that cannot be opened are reported before any work
-        if source.path not in known:
-            known[source.path] = fingerprint_of(source, reconstructor)
-        run.inputs[source] = known[source.path]
+        run.inputs[source] = fingerprint_of(source, reconstructor)
         record = None
         if resume:
-            record = earlier_record(source, reconstructor, known[source.path], proof=proof)
+            record = earlier_record(source, reconstructor, run.inputs[source], proof=proof)
         if record is not None:
             run.result.earlier.append(record)
             run.listener.kept(source)
@@ -120,9 +112,8 @@ def reconstruct_files(
                 run.result.left += good[number:]
                 break
             run.listener.reading(source)
-            run.solver.folder = source.target.absolute().parent
             try:
-                image = prepare(reconstructor, source, run.solver)
+                image = reconstructor.prepare(source.path, run.solver, source.target)
                 if proof and run.solver.tiles_for(image.data) is not None:
                     raise InputError(
                         "it is too large for a proof file, whose dual variables would not fit the "
@@ -230,7 +221,7 @@ def earlier_record(
         gap_map=reconstructor.gap_map, weight_map=reconstructor.weight_map, proof=proof
     )
     try:
-        if not all(place.is_file() for place in places[source.slab is not None :]):
+        if not all(place.is_file() for place in places):
             return None
         record = json.loads(source.record.read_text(encoding="utf-8"))
         made = (record["inputs"], _options(record["settings"]), record["output_sha256"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from convexlift.models.files import pair
-from convexlift.reconstruction import results, volumes
+from convexlift.reconstruction import results
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.distribution import distribute_files
@@ -76,7 +76,6 @@ def reconstruct_many(
     force: bool = False,
     table: str | os.PathLike[str] | None = None,
     listener: BatchListener | None = None,
-    volume: bool = False,
     **options: Any,
 ) -> BatchResult:
     """Reconstruct files, folders or globs into a folder, like ``convexlift reconstruct``.
@@ -86,7 +85,7 @@ def reconstruct_many(
 
     Args:
         inputs: a file, a folder or a glob, or several of them.
-        output: a file for one input file or one volume, else a folder.
+        output: a file for one input file, else a folder.
         task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
         client: a ``distributed.Client``, whose workers reconstruct one file at a time.
         proof: whether to write proof files.
@@ -94,8 +93,6 @@ def reconstruct_many(
         force: overwrite earlier results.
         table: a Parquet or CSV file for gap, status, time and error of every file.
         listener: receives the progress.
-        volume: the files of the folder are slices of one volume, with one noise level, one range
-            and one weight; a result in one file is always treated as one volume.
         options: as for ``cl.reconstruct``.
     """
     with _python_names():
@@ -104,10 +101,6 @@ def reconstruct_many(
         sources = find_inputs(chosen, [str(each) for each in several], Path(output))
         tables = [] if table is None else [Path(table)]
         require_targets(chosen, sources, force=force, resume=resume, proof=proof, tables=tables)
-        if volumes.is_volume(sources):
-            chosen, sources = volumes.divide(chosen, sources[0], force=force, resume=resume)
-        elif volume:
-            chosen, sources = volumes.shared(chosen, sources, [str(each) for each in several])
         listener = listener or BatchListener()
         if client is None:
             result = reconstruct_files(sources, chosen, listener, proof=proof, resume=resume)
@@ -123,8 +116,7 @@ def reconstruct_many(
 def find_inputs(reconstructor: Reconstructor, inputs: Sequence[str], output: Path) -> list[Source]:
     """The files for the task, each with its target; wrong options are errors."""
     sources = find_sources(inputs, output, reconstructor.suffixes, reconstructor.ending)
-    if not volumes.is_volume(sources):  # whose files the checks would read completely
-        reconstructor.check(sources)
+    reconstructor.check(sources)
     return sources
 
 
@@ -138,11 +130,8 @@ def require_targets(
     given = reconstructor.regularizer
     saved = [file for file in pair(given) if file.is_file()] if is_path(given) else []
     also_read = [*reconstructor.reads([source.path for source in sources]), *saved]
-    if volume := volumes.is_volume(sources):
-        overviews = [*tables, *([] if summary is None else [summary])]
-        volumes.require_apart(sources[0], also_read, overviews)
     check_targets(
-        [] if volume else sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
+        sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
         weight_map=reconstructor.weight_map, proof=proof, summary=summary, tables=tables,
         also_read=also_read,
     )  # fmt: skip

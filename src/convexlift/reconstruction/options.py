@@ -74,8 +74,6 @@ class Options:
     """Options that the command line does not have; records leave out their defaults."""
     ending: ClassVar[Any] = None
     """The ending of results in a folder, if it differs from their input's."""
-    planes_option: ClassVar[str] = "slices"
-    """The option that chooses planes of a file."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The options alone: another process finds its own device and loads the network itself."""
@@ -101,8 +99,7 @@ class DenoiseOptions(Options):
         tiles: side of the tiles in which a large image is solved, in pixels, or ``off``. ``auto``:
             tiles that fit the memory, for images that do not. One certificate covers the whole
             image in either case; there are no proof files and gap maps of images in tiles.
-        slices: planes of a TIFF, NPY, HDF5 or zarr file or of a series, FIRST:END (two numbers);
-            all by default.
+        slices: planes of a TIFF or NPY file, FIRST:END (two numbers); all by default.
         simulate: the image is clean: damage it first, and compare the result with it.
         seed: seed of the simulated noise; plane i has ``seed + i``.
         jpeg: for an array decoded from a JPEG file, its quantization table of luma, 64 numbers row
@@ -113,7 +110,7 @@ class DenoiseOptions(Options):
     sigma: float | None = None
     range: "RangeChoice" = "auto"
     tiles: int | Literal["auto", "off"] = "auto"
-    slices: tuple[int, ...] | None = None
+    slices: tuple[int, int] | None = None
     simulate: bool = False
     seed: int = 0
     jpeg: tuple[int, ...] | None = None
@@ -214,7 +211,6 @@ class ScanOptions(Options):
     read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
-    planes_option = "rows"
     python_only = (*Options.python_only, "geometry")
 
 

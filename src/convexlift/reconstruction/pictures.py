@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from convexlift.reconstruction.contents import (
     Contents,
     ImageLike,
     InputError,
-    count_in,
     is_path,
     merge_equal_channels,
     open_contents,
@@ -144,14 +143,6 @@ class Denoiser(DenoiseOptions, Reconstructor):
             ),
         )  # fmt: skip
 
-    def fixed(self, prepared: PreparedImage) -> Self:
-        """The denoiser with the noise, range and weight of an image, for others like it."""
-        assert prepared.noise is not None
-        return replace(
-            self, noise=prepared.noise.kind, sigma=max(prepared.noise.level, LEAST_SIGMA),
-            range=tuple(prepared.about["range"]), weight=prepared.weight.value, strength=1.0,
-        )  # fmt: skip
-
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
         """Planes as they are; red, green and blue as one image for a regularizer of colours."""
         if self.colour is not None and contents.channels == 3:
@@ -224,19 +215,6 @@ class Denoiser(DenoiseOptions, Reconstructor):
     def _require_fit(self, contents: Contents, path: Path) -> None:
         self._seen(contents, path)
         self._truth(contents, path)
-
-    def require_pages(self, path: Path, planes: int) -> None:
-        """Raise unless the truth of a volume has a page for each plane, and its mask too or one."""
-        for what in ("mask", "truth"):
-            if (place := getattr(self, what, None)) is None:
-                continue
-            count = count_in(companion(place, path, what))
-            if count != planes and (what, count) != ("mask", 1):
-                or_one = ", or one for all" * (what == "mask")
-                raise InputError(
-                    f"the {what} has {count} pages, but {path} has {planes}; give one for "
-                    f"each{or_one}"
-                )
 
     def _contents(self, image: ImageLike, target: Path | None) -> Contents:
         pages = None if self.slices is None else slice(*self.slices)
@@ -332,13 +310,10 @@ class Denoiser(DenoiseOptions, Reconstructor):
 
 
 def _is_range(slices: object) -> bool:
-    """Whether these are FIRST, END, or FIRST, END, STEP, as for planes spread over a volume."""
-    if not isinstance(slices, tuple) or len(slices) not in (2, 3):
+    """Whether these are FIRST and END."""
+    if not isinstance(slices, tuple) or len(slices) != 2:
         return False
-    if not all(isinstance(number, int) for number in slices):
-        return False
-    first, end, *step = slices
-    return bool(0 <= first < end and min(step, default=1) >= 1)
+    return all(isinstance(number, int) for number in slices) and 0 <= slices[0] < slices[1]
 
 
 def _as_planes(x: Tensor) -> Tensor:

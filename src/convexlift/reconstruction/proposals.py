@@ -35,12 +35,10 @@ from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.slices import read_slices
 from convexlift.reconstruction.sources import SINOGRAMS, Source, glance, sides
-from convexlift.reconstruction.volumes import is_volume, require_planes
 from convexlift.scans.files import read_sinogram
 from convexlift.scans.kspace import SUFFIXES as K_SPACES
 from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinograms import Sinogram, as_tensor
-from convexlift.scans.volume_sources import count_planes
 from convexlift.transmission import line_integrals
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
@@ -125,7 +123,7 @@ def _as_sinogram(path: Path, contents: Contents) -> str:
 
 
 def _scan(path: Path, max_megapixels: float | None) -> Proposal:
-    """The proposal for a sinogram, or for k-space or a volume, which HDF5 files may also hold."""
+    """The proposal for a sinogram, or for k-space, which HDF5 files may also hold."""
     try:
         scan = read_sinogram(path, max_megapixels=max_megapixels)
         return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
@@ -135,9 +133,6 @@ def _scan(path: Path, max_megapixels: float | None) -> Proposal:
         with contextlib.suppress(Exception):
             found = read_kspace(path, max_megapixels=max_megapixels)
             return Proposal(path, about_kspace(found), "mri", ending=".tif")
-        with contextlib.suppress(Exception):
-            planes = count_planes(path, max_megapixels)
-            return Proposal(path, f"a volume of {planes} planes", "denoise")
     return Proposal(path, reason)
 
 
@@ -153,9 +148,6 @@ def plan(reconstructor: Reconstructor, source: Source) -> list[str]:
     path = source.path
     if (wrong := glance(path)) is not None:
         raise InputError(wrong)
-    if is_volume([source]):
-        first, end = require_planes(reconstructor, source)
-        return ["a volume, slab by slab", f"{end - first} planes"]
     if isinstance(reconstructor, ScanReconstructor) and not reconstructor.simulate:
         _, scan = reconstructor.read_scan(path)
         return [about_sinogram(scan), about_slices(reconstructor, scan)]

@@ -16,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import load_extra, state_of
-from convexlift.files.volume_stores import read_planes, write_planes
-from convexlift.files.zarr_volumes import is_zarr
+from convexlift.files.formats import load_extra
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.reconstructor import Reconstruction
@@ -65,11 +63,7 @@ def write_result(
     with naming(source.record), atomic_path(source.record) as part:
         part.touch()
         with naming(source.target):
-            if source.slab is None:
-                result.save(source.target)
-            else:
-                shown = result.x.reshape(-1, *result.x.shape[-2:])
-                write_planes(source.target, source.slab.at, shown.cpu().numpy())
+            result.save(source.target)
         record["output_sha256"] = digest(source)
         if result.gap_map is not None:
             _write_map(result.gap_map, gap_picture(result.gap_map), *source.gap_maps)
@@ -103,18 +97,10 @@ def gap_picture(values: Tensor) -> Tensor:
 
 
 def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Name, length and modification time in ns of all files that a result is made from.
-
-    For a folder: name, length and a digest of the names, lengths and times of its files.
-    """
+    """Name, length and modification time in ns of all files that a result is made from."""
     found: Fingerprint = []
     for path in paths:
         try:
-            if path.is_dir():
-                state = state_of(path, deep=is_zarr(path))
-                mark = hashlib.sha256(repr(state).encode()).hexdigest()
-                found.append([path.name, sum(length for _, length, _ in state), mark])
-                continue
             found.append([path.name, path.stat().st_size, path.stat().st_mtime_ns])
         except OSError:  # reading the file explains why
             found.append([path.name, None, None])
@@ -122,11 +108,7 @@ def fingerprint(paths: Sequence[Path]) -> Fingerprint:
 
 
 def digest(source: Source) -> str:
-    """SHA-256 of a result: of the file, or of the planes of a slab."""
-    if source.slab is not None:
-        first, end, at = source.slab
-        stored = read_planes(source.target, at, at + end - first)
-        return hashlib.sha256(stored.tobytes()).hexdigest()
+    """SHA-256 of the file of a result."""
     with source.target.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

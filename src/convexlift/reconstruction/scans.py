@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -114,11 +114,6 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     def rule(self) -> WeightChoice:
         """``auto`` unless given; ``card``, made for the simulated scan, with ``simulate``."""
         return self.weight or ("card" if self.simulate else "auto")
-
-    def fixed(self, prepared: PreparedImage) -> Self:
-        """The reconstructor with the weight and the photons of a scan, for others like it."""
-        photons = prepared.about.get("photons", self.photons)
-        return replace(self, weight=prepared.weight.value, strength=1.0, photons=photons)
 
     def settings(self) -> dict[str, Any]:
         """The settings, with the window as two numbers."""

@@ -10,7 +10,6 @@ import copy
 import datetime
 import math
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,6 @@ def read_dicom_picture(path: Path, max_megapixels: float | None = None) -> Pictu
         stored = pixels.reshape(-1, *pixels.shape[-2:])
         return Picture(stored, inverted=kind == "MONOCHROME1", metadata=metadata)
     return from_channels_last(pixels, alpha=False, metadata=metadata)
-
-
-def in_units(picture: Picture) -> Picture:
-    """slope * stored + intercept in float32: slices of one volume may differ in their rescale."""
-    slope, intercept = _rescale(picture.metadata[DATASET])
-    stored = (slope * picture.stored.astype(np.float64) + intercept).astype(np.float32)
-    window = picture.metadata[WINDOW]
-    if window is not None:
-        window = tuple(sorted(slope * end + intercept for end in window))
-    return replace(picture, stored=stored, metadata={WINDOW: window})
 
 
 def display_range(picture: Picture) -> Range:

@@ -7,7 +7,6 @@ import statistics
 import struct
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,6 @@ from convexlift.files.formats import (
     load_extra,
     reason_of,
     require_plausible,
-    state_of,
 )
 from convexlift.scans.files import PathLike, ScanFileError, existing, files_in, reading
 from convexlift.scans.volumes import (
@@ -54,7 +52,6 @@ def read_dicom(
     series: str | None = None,
     allow_gaps: bool = False,
     max_megapixels: float | None = None,
-    slices: slice = slice(None),
 ) -> Volume:
     """One slice, or a folder with the slices of one series, in HU.
 
@@ -68,14 +65,13 @@ def read_dicom(
         series: the SeriesInstanceUID, if a folder holds several.
         allow_gaps: accept uneven distances between slices.
         max_megapixels: replaces the limits on the size that the header of a file may declare.
-        slices: the slices of a series to read; the pixels of others are not read.
 
     Raises:
         ScanFileError: naming the file, the fault and a remedy.
     """
-    headers = series_headers(
-        path, series=series, allow_gaps=allow_gaps, max_megapixels=max_megapixels
-    )[slices]
+    place = existing(path)
+    files = _slices_in(place) if place.is_dir() else [place]
+    headers = _sorted_headers(place, files, series, allow_gaps, max_megapixels)
     return Volume(
         values=torch.stack([_hounsfield(header, max_megapixels) for header in headers]),
         spacing=headers[0].spacing,
@@ -84,28 +80,6 @@ def read_dicom(
         thickness=headers[0].thickness,
         source=tuple(header.dataset for header in headers),
     )
-
-
-def series_headers(
-    path: PathLike,
-    *,
-    series: str | None = None,
-    allow_gaps: bool = False,
-    max_megapixels: float | None = None,
-) -> list[_SliceHeader]:
-    """The headers of a series in spatial order, read again when one of its files has changed."""
-    place = existing(path)
-    options = (series, allow_gaps, max_megapixels)
-    if not place.is_dir():
-        return _sorted_headers(place, [place], *options)
-    return list(_headers_in(place, state_of(place), *options))
-
-
-@lru_cache(maxsize=2)  # volumes are read slab by slab
-def _headers_in(
-    folder: Path, state: object, series: str | None, allow_gaps: bool, max_megapixels: float | None
-) -> list[_SliceHeader]:
-    return _sorted_headers(folder, _slices_in(folder), series, allow_gaps, max_megapixels)
 
 
 def _sorted_headers(
@@ -119,14 +93,14 @@ def _sorted_headers(
     return headers
 
 
-def may_be_slice(file: Path) -> bool:
+def _may_be_slice(file: Path) -> bool:
     """Whether the name does not rule out a DICOM image."""
     known = file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES)
     return file.name.upper() != "DICOMDIR" and (known or file.suffix[1:].isdecimal())
 
 
 def _slices_in(folder: Path) -> list[Path]:
-    files = [file for file in files_in(folder) if may_be_slice(file)]
+    files = [file for file in files_in(folder) if _may_be_slice(file)]
     if not files:
         raise ScanFileError(f"{folder} holds no DICOM files")
     return files

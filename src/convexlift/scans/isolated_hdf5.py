@@ -297,33 +297,6 @@ def _read_readouts(group: Any, slices: slice, megapixels: float) -> NDArray[np.c
     return total
 
 
-def read_slab(path: str, pages: list[int | None], megapixels: float) -> Members:
-    """``planes`` (n, H, W) of the only array (..., H, W), or of the one named data; ``shape``."""
-    h5py = _h5py()
-    found: list[str] = []
-
-    def note(name: str, item: Any) -> None:
-        if hasattr(item, "chunks") and item.ndim >= 3 and item.dtype.kind in "biuf" and item.size:
-            found.append(name)
-
-    with h5py.File(path, "r") as file:
-        file.visititems(note)
-        if len(found) > 1:
-            found = [name for name in found if name.split("/")[-1] == "data"] or found
-        if len(found) != 1:
-            listed = ", ".join(found[:5]) or "none"
-            raise ValueError(f"one volume (..., H, W) of numbers is needed, and it has {listed}")
-        dataset = file[found[0]]
-        *outer, height, width = dataset.shape
-        wanted = range(math.prod(outer))[slice(*pages)]
-        shape = (len(wanted), height, width)
-        _require_room(dataset, shape, megapixels, megapixels, "slices (--slices)")
-        planes = np.empty(shape, dataset.dtype)
-        for plane, k in zip(planes, wanted, strict=True):
-            plane[...] = dataset[tuple(int(i) for i in np.unravel_index(k, outer))]
-        return {"planes": planes}, {"shape": json.dumps(dataset.shape)}
-
-
 def _h5py() -> Any:
     with contextlib.suppress(ImportError):  # compression filters that HDF5 itself lacks
         importlib.import_module("hdf5plugin")

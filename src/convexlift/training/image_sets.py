@@ -1,4 +1,4 @@
-"""Images and volumes in memory, and random choices as pure functions of integers."""
+"""Images in memory, and random choices as pure functions of integers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -202,48 +202,6 @@ class ImageSet:
     def _subset(self, chosen: Sequence[int]) -> Self:
         names = tuple(self.names[i] for i in chosen)
         return type(self)(names, tuple(self.planes[i] for i in chosen))
-
-
-class VolumeSet(ImageSet):
-    """Volumes (D, H, W) with names, in memory; made by ``from_tensors``.
-
-    Otherwise like ``ImageSet``.
-    """
-
-    @classmethod
-    def from_folder(cls, folder: Path, **options: Any) -> NoReturn:
-        """Not for volumes, whose slices would be images of their own."""
-        raise ValueError(
-            f"a VolumeSet is made from tensors, not from the pictures in {folder}; write "
-            "VolumeSet.from_tensors(volumes)"
-        )
-
-    @classmethod
-    def from_tensors(
-        cls, images: Sequence[Tensor], names: Sequence[str] | None = None
-    ) -> VolumeSet:
-        """Copies of tensors (D, H, W); integers are scaled as in files."""
-        if names is None:
-            names = [f"volume {i}" for i in range(len(images))]
-        if len(names) != len(images):
-            raise ValueError(f"{len(images)} volumes need as many names, got {len(names)}")
-        planes = []
-        for image, name in zip(images, names, strict=True):
-            if image.ndim != 3:
-                raise ValueError(f"{name} has the shape {tuple(image.shape)}; write (D, H, W)")
-            values = image.detach().cpu()
-            slices = (values.float() if values.is_floating_point() else values).numpy()
-            planes.append(np.stack([as_plane(each, name) for each in slices]))
-        return cls(tuple(names), tuple(planes))
-
-    @property
-    def channels(self) -> int:
-        """One."""
-        return 1
-
-    def size(self, i: int) -> tuple[int, ...]:
-        """(D, H, W) of volume i."""
-        return self.planes[i].shape
 
 
 def mix(purpose: str, *numbers: int) -> int:
