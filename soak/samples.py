@@ -202,12 +202,6 @@ def _packed_scan(path: Path) -> None:
         file["exchange/theta"].attrs["units"] = "deg"
 
 
-def _kspace(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file["kspace"] = (_numbers(2, 3, 8, 8) + 1j).astype(np.complex64)
-        file["mask"] = np.ones(8)
-
-
 def _volume_of_numbers(path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("entry/data", data=_numbers(4, 8, 8), chunks=(2, 8, 8))
@@ -364,7 +358,6 @@ READERS = (
            0.5),
     Reader("hdf5 scan", ".h5", _scan, (_exchange,), 0.3, contained=True),
     Reader("hdf5 packed scan", ".h5", _packed_scan, (_exchange,), 0.3, contained=True),
-    Reader("k-space", ".h5", _kspace, (cl.scans.read_kspace,), 0.1, contained=True),
     Reader("hdf5 volume", ".h5", _volume_of_numbers, (_slab,), 0.1, contained=True),
     Reader("npy scan", ".npy", _npy_scan, SCANS, 1.0, TEXT),
     Reader("tiff scan", ".tif", _tiff_scan, SCANS, 1.0, ENTRIES),
