@@ -80,7 +80,7 @@ $(VENV)/torch: constraints.txt
 $(ECOSYSTEM)/dev: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[deepinv,odl,pyproximal,scico]' benchopt h5py ismrmrd pytest
+		--editable '.[deepinv,odl,pyproximal,scico]' benchopt h5py pytest
 	touch $@
 
 $(VENV)/cli: $(VENV)/torch pyproject.toml

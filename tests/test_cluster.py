@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import signal
-import sys
-import threading
 from functools import partial
 
 import pytest

@@ -263,7 +263,7 @@ class PreparedImage:
         noise: estimated or given; None for scans whose rays differ in their noise.
         restored: maps planes of the solution to the numbers and the shape of the input.
         write: writes planes of the solution to a file.
-        compared: maps planes of the solution to those of the truth: magnitudes of complex images.
+        compared: maps planes of the solution to those of the truth.
         given: the data as planes, to compare with; None for a measured sinogram.
         truth: the clean planes, (planes, 1, H, W), if they are known.
         about: further facts for the record.

@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,112 +188,6 @@ def read_members(path: str, rows: list[int | None], megapixels: float) -> Member
             arrays["pixel"] = _read_numbers(file[DETECTOR_PIXEL])
             texts["pixel_unit"] = _text(file[DETECTOR_PIXEL].attrs.get("units"))
     return arrays, texts
-
-
-def read_kspace(path: str, slices: list[int | None], megapixels: float) -> Members:
-    """``kspace`` (slices, coils, H, W), and ``mask`` and ``truth`` if there are any.
-
-    In the layout of fastMRI: ``kspace`` (slices, H, W) or (slices, coils, H, W), complex; ``mask``
-    of the columns; ``reconstruction_esc`` or ``reconstruction_rss``, images of the whole scan. In
-    the layout of ISMRMRD: ``dataset/xml`` and ``dataset/data``, a readout in each row.
-
-    Args:
-        path: the file.
-        slices: start, stop and step of a slice of the slices.
-        megapixels: the limit for everything, in millions of numbers.
-
-    Raises:
-        ValueError: without the name of the file.
-    """
-    h5py = _h5py()
-    arrays: dict[str, NDArray[Any]] = {}
-    some = slice(*slices)
-    with h5py.File(path, "r") as file:
-        group = file.get("dataset")
-        if hasattr(group, "keys") and _is_dataset(group, "data") and _is_dataset(group, "xml"):
-            return {"kspace": _read_readouts(group, some, megapixels)}, {}
-        if not _is_dataset(file, "kspace"):
-            found = ", ".join(sorted(file)[:5])
-            raise ValueError(
-                "it has neither kspace, as files of fastMRI have, nor dataset/data and dataset/xml "
-                f"of ISMRMRD; it has {found or 'nothing'}"
-            )
-        dataset = file["kspace"]
-        if dataset.ndim not in (3, 4):
-            raise ValueError(
-                f"its kspace has the shape {dataset.shape}; (slices, H, W) or (slices, coils, H, "
-                "W) is needed"
-            )
-        if dataset.dtype.kind != "c":
-            raise ValueError(f"its kspace must hold complex numbers, got {dataset.dtype}")
-        chosen = len(range(*some.indices(dataset.shape[0])))
-        if not chosen:
-            raise ValueError(f"it has {dataset.shape[0]} slices, and none of those asked for")
-        size = 2 * chosen * math.prod(dataset.shape[1:])
-        _require_room(dataset, (size,), megapixels, megapixels, "slices (--slices)")
-        arrays["kspace"] = dataset[some] if dataset.ndim == 4 else dataset[some][:, None]
-        if _is_dataset(file, "mask"):
-            arrays["mask"] = _read_numbers(file["mask"])
-        for name in ("reconstruction_esc", "reconstruction_rss"):
-            if _is_dataset(file, name) and file[name].ndim == 3:
-                _require_numbers(file[name])
-                shape = (chosen, *file[name].shape[1:])
-                _require_room(file[name], shape, megapixels, megapixels, "slices (--slices)")
-                arrays["truth"] = file[name][some]
-                break
-    return arrays, {}
-
-
-def _read_readouts(group: Any, slices: slice, megapixels: float) -> NDArray[np.complex64]:
-    """(slices, coils, H, W) from ISMRMRD: readouts of a Cartesian scan in two dimensions.
-
-    A readout is a row of k-space at its phase-encoding number minus the limits' centre; its samples
-    lie around its centre sample. Averages are averaged; only the first contrast, phase, repetition
-    and set are used. Readouts for noise, calibration, navigation and corrections are left out.
-    """
-    header = ElementTree.fromstring(_text(group["xml"][()]))
-    for element in header.iter():
-        element.tag = element.tag.rpartition("}")[2]  # without the name space
-    encoding = header.find("encoding")
-    if encoding is None or encoding.findtext("trajectory", "").lower() != "cartesian":
-        raise ValueError("only Cartesian trajectories can be reconstructed, and it has others")
-    size = [int(encoding.findtext(f"encodedSpace/matrixSize/{axis}", "0")) for axis in "zyx"]
-    depth, height, width = size
-    if depth > 1 or height < 1 or width < 1:
-        raise ValueError(f"slices of two dimensions are needed, and its matrix is {tuple(size)}")
-    limits = "encodingLimits/kspace_encoding_step_1/center"
-    middle = int(encoding.findtext(limits, str(height // 2)))
-    dataset = group["data"]
-    _require_room(dataset, dataset.shape, megapixels, megapixels, "slices (--slices)")
-    rows = [row for row in dataset[()] if not int(row["head"]["flags"]) & NOT_IMAGES]
-    firsts = ("contrast", "phase", "repetition", "set")
-    rows = [row for row in rows if not any(row["head"]["idx"][name] for name in firsts)]
-    if not rows:
-        raise ValueError("it has no readouts of images")
-    coils = int(rows[0]["head"]["active_channels"])
-    count = 1 + max(int(row["head"]["idx"]["slice"]) for row in rows)
-    chosen = list(range(*slices.indices(count)))
-    if not chosen:
-        raise ValueError(f"it has {count} slices, and none of those asked for")
-    numbers = (2 * len(chosen), coils, height, width)
-    _require_room(dataset, numbers, megapixels, megapixels, "slices (--slices)")
-    total = np.zeros((len(chosen), coils, height, width), dtype=np.complex64)
-    times = np.zeros((len(chosen), 1, height, 1), dtype=np.float32)
-    for row in rows:
-        head = row["head"]
-        line = int(head["idx"]["kspace_encode_step_1"]) - middle + height // 2
-        samples, first = int(head["number_of_samples"]), width // 2 - int(head["center_sample"])
-        values = row["data"].view(np.complex64)
-        fits = 0 <= line < height and first >= 0 and first + samples <= width
-        if not fits or int(head["active_channels"]) != coils or values.size != coils * samples:
-            raise ValueError("a readout does not fit the matrix of its header")
-        if (place := int(head["idx"]["slice"])) in chosen:
-            place = chosen.index(place)
-            part = values.reshape(coils, samples)
-            total[place, :, line, first : first + samples] += part
-            times[place, :, line] += 1
-    total /= np.maximum(times, 1)
-    return total
 
 
 def _h5py() -> Any:
