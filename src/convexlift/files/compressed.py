@@ -74,9 +74,7 @@ def require_frame(data: bytes, height: int, width: int) -> None:
     """Raise ValueError if a JPEG, JPEG-LS or JPEG 2000 stream is larger than height x width."""
     own = _frame_size(data)
     if own is None:
-        raise ValueError(
-            "it holds no JPEG or JPEG 2000 pixels with a size; export it again"
-        )
+        raise ValueError("it holds no JPEG or JPEG 2000 pixels with a size; export it again")
     if own[0] > height or own[1] > width:
         raise ValueError(
             f"it holds {own[0]} x {own[1]} compressed pixels where its header declares "

@@ -23,7 +23,6 @@ from convexlift.files.compressed import (
 )
 from convexlift.files.formats import (
     EXPANSION,
-    SMALL,
     BoundedReader,
     load_extra,
     pillow,
@@ -61,9 +60,9 @@ class Tiff(PictureFormat):
     marks = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
     holds_nan = True
 
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+    def read(self, path: Path) -> Picture:
         """All pages of one series."""
-        with open_tiff(path, max_megapixels) as file:
+        with open_tiff(path) as file:
             if len(file.series) != 1:
                 raise ValueError(
                     f"it has {len(file.series)} series of pages; save each as a separate file"
@@ -77,24 +76,24 @@ class Tiff(PictureFormat):
                 raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
             return decoded(file)
 
-    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
+    def read_pages(self, path: Path, pages: slice) -> Picture:
         """Some of the pages; in a single series of grey pages, only these are read."""
-        with open_tiff(path, _whole(path)) as file:
+        with open_tiff(path, some=True) as file:
             series, page = file.series[0], file.pages.first
             count, *size = _stack(series)
             grey = page.photometric in (_MINISWHITE, _MINISBLACK) and page.samplesperpixel == 1
             if len(file.series) != 1 or not grey or count != len(file.pages):
-                return super().read_pages(path, pages, max_megapixels)
+                return super().read_pages(path, pages)
             wanted = list(range(count)[pages])
-            require_plausible(path, (len(wanted), *size), _itemsize(page), max_megapixels)
+            require_plausible(path, (len(wanted), *size), _itemsize(page))
             stored = file.asarray(key=wanted).reshape(-1, *size)
             stored = stored.astype(stored.dtype.newbyteorder("="), copy=False)
             inverted = page.photometric == _MINISWHITE
             return Picture(stored, layout=stored.shape, inverted=inverted, metadata=_metadata(page))
 
-    def pages(self, path: Path, max_megapixels: float | None) -> int:
+    def pages(self, path: Path) -> int:
         """The number of pages, from the headers."""
-        with open_tiff(path, _whole(path)) as file:
+        with open_tiff(path, some=True) as file:
             return _stack(file.series[0])[0]
 
     def write(self, picture: Picture, path: Path) -> None:
@@ -119,11 +118,11 @@ class Tiff(PictureFormat):
             options["extratags"] = [(ORIENTATION, "H", 1, picture.orientation, True)]
         _tifffile(path).imwrite(path, picture.as_array(), metadata=None, **options)
 
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+    def read_plane(self, path: Path) -> NDArray[Any]:
         """Read 8 and 16 bits, colours and float32 with Pillow, all other types with tifffile."""
         module = pillow()
         try:
-            with open_picture(path, max_megapixels) as picture:
+            with open_picture(path) as picture:
                 if not hasattr(picture, "tag_v2"):
                     raise ValueError(f"it is a {picture.format} file, despite its name; rename it")
                 require_one_page(picture.n_frames)
@@ -138,9 +137,9 @@ class Tiff(PictureFormat):
                 mark = file.read(2)
             if mark not in (b"II", b"MM"):  # not a TIFF file at all
                 raise
-        with open_tiff(path, max_megapixels) as file:
+        with open_tiff(path) as file:
             require_one_page(len(file.pages))  # a second page may look like a level of a pyramid
-        return super().read_plane(path, max_megapixels)
+        return super().read_plane(path)
 
 
 def decoded(file: Any) -> Picture:
@@ -171,11 +170,6 @@ def decoded(file: Any) -> Picture:
         rest["metadata"]["extrasamples"] = (extra[-1],)
     last = np.moveaxis(array, series.axes.index("S"), -1)
     return from_channels_last(last, alpha, layout=last.shape, **rest)
-
-
-def _whole(path: Path) -> float:
-    """The most megapixels that a file of this length can hold, if only some pages are read."""
-    return max(SMALL, EXPANSION * path.stat().st_size / 1e6)
 
 
 def _stack(series: Any) -> tuple[int, int, int]:
@@ -220,17 +214,17 @@ def _tifffile(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
-    """A ``tifffile.TiffFile`` whose pages are small enough to be read."""
+def open_tiff(path: Path, *, some: bool = False) -> Iterator[Any]:
+    """A ``tifffile.TiffFile`` whose pages are small enough to be read, all or only some of them."""
     tifffile = _tifffile(path)
     with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
         # The first page is checked alone, since finding the series already depends on its size.
-        _require_page(path, file.pages.first, max_megapixels)
+        _require_page(path, file.pages.first)
         _require_end(file)
-        _require_ome(path, file, max_megapixels)
+        _require_ome(path, file)
         levels = [level for series in file.series for level in series.levels]
         for level in levels:
-            _require_page(path, level.keyframe, max_megapixels)
+            _require_page(path, level.keyframe)
         if not levels:
             raise ValueError("it has no pages; copy or export it again")
         frames = {id(page.keyframe): page.keyframe for level in levels for page in level if page}
@@ -240,7 +234,8 @@ def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
         numbers = sum(math.prod(level.shape) for level in levels)
         least = min(_itemsize(level.keyframe) for level in levels)
         expansion = EXPANSION if compressed else 1.0
-        require_plausible(path, (numbers,), least, max_megapixels, expansion)
+        if not some:
+            require_plausible(path, (numbers,), least, expansion)
         yield file
 
 
@@ -262,25 +257,25 @@ def _require_end(file: Any) -> None:
         (offset,) = struct.unpack(tiff.offsetformat, entries[-tiff.offsetsize :])
 
 
-def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
+def _require_ome(path: Path, file: Any) -> None:
     """Check the sizes in OME-XML metadata: tifffile creates lists of as many pages."""
     text = html.unescape(file.ome_metadata or "")
     for element in re.findall(r"<(?:\w+:)?Pixels\b[^>]*>", text):
         sizes = [int(n) for n in re.findall(r"""\bSize[A-Z]\s*=\s*["']\s*(\d+)""", element)]
-        require_plausible(path, sizes, 1.0, max_megapixels)
+        require_plausible(path, sizes, 1.0)
 
 
-def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
+def _require_page(path: Path, page: Any) -> None:
     """Check size, tiles and type of one page."""
     if page.dtype is None:
         raise ValueError(
             f"its {page.bitspersample} bits of the format {page.sampleformat} are not a number "
             "type; save it with 8, 16 or 32 bits"
         )
-    require_plausible(path, page.shape, _itemsize(page), max_megapixels)
+    require_plausible(path, page.shape, _itemsize(page))
     if page.is_tiled:  # decoders allocate whole tiles, however small the picture is
         tile = (page.tilewidth, page.tilelength, max(page.tiledepth, 1), page.samplesperpixel)
-        require_plausible(path, tile, _itemsize(page), max_megapixels)
+        require_plausible(path, tile, _itemsize(page))
 
 
 def _check_when_decoded(page: Any) -> None:

@@ -49,8 +49,6 @@ class Options:
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
         truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
             SSIM.
-        max_megapixels: largest file to read, in millions of numbers over all pages and channels;
-            by default 500, and less for short files, which cannot hold so many.
     """
 
     regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-open"
@@ -67,7 +65,6 @@ class Options:
     weight_map: bool = False
     box: "Bounds | None" = None
     truth: "ImageLike | None" = None
-    max_megapixels: float | None = None
 
     task: ClassVar[str]
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
@@ -181,7 +178,6 @@ class ScanOptions(Options):
         views: number of directions of a simulated scan.
         bins: number of detector bins of a simulated scan.
         seed: seed of the simulated noise.
-        read_seconds: time limit for reading an HDF5 file; by default 20, and 1 for every 10 MB.
     """
 
     regularizer: Any = "ct-abdomen-chest"
@@ -208,7 +204,6 @@ class ScanOptions(Options):
     views: int = 200
     bins: int = 400
     seed: int = 0
-    read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
     python_only = (*Options.python_only, "geometry")

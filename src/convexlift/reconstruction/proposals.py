@@ -72,7 +72,7 @@ class Proposal:
         return self.path.with_name(f"{self.path.stem}-{done}{self.ending or self.path.suffix}")
 
 
-def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
+def propose(path: Path) -> Proposal:
     """Examine a file; files that cannot be read are described, not raised."""
     ending = path.suffix.lower()
     if (advice := EXPORTS.get(ending)) is not None:
@@ -80,12 +80,12 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (wrong := glance(path)) is not None:
         return Proposal(path, wrong)
     if ending in SINOGRAMS and (ending not in PICTURES or sides(path)):
-        return _scan(path, max_megapixels)
+        return _scan(path)
     if ending not in PICTURES:
         known = ", ".join(sorted({*PICTURES, *SINOGRAMS}))
         return Proposal(path, f"not a kind of file that is read ({known})")
     try:
-        contents = open_contents(path, max_megapixels=max_megapixels)
+        contents = open_contents(path)
     except Exception as error:  # decoders raise nearly every type
         return Proposal(path, _reason(path, error))
     about = about_picture(contents)
@@ -118,10 +118,10 @@ def _as_sinogram(path: Path, contents: Contents) -> str:
     )
 
 
-def _scan(path: Path, max_megapixels: float | None) -> Proposal:
+def _scan(path: Path) -> Proposal:
     """The proposal for a sinogram."""
     try:
-        scan = read_sinogram(path, max_megapixels=max_megapixels)
+        scan = read_sinogram(path)
         return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
     except Exception as error:  # decoders raise nearly every type
         reason = _reason(path, error)
@@ -145,7 +145,7 @@ def plan(reconstructor: Reconstructor, source: Source) -> list[str]:
         return [about_sinogram(scan), about_slices(reconstructor, scan)]
     if isinstance(reconstructor, Denoiser):
         return [about_picture(reconstructor.opened(path, source.target))]
-    _, volume, _, _ = read_slices(path, reconstructor.max_megapixels)
+    _, volume, _, _ = read_slices(path)
     slices, height, width = volume.values.shape
     return [f"{slices} slice{'s' * (slices > 1)} of {height} x {width}"]
 

@@ -55,9 +55,9 @@ from convexlift.tasks import Measurement
 class Reconstructor(Options, ABC):
     """Prepares and solves images with the options of a task."""
 
-    positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
+    positive: ClassVar[tuple[str, ...]] = ("strength",)
     search: ClassVar[StopWhen] = weights.SEARCH
-    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map", "max_megapixels")
+    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map")
     """Options that records leave out: results do not depend on them."""
     division: ClassVar[Any] = "auto"
     """The division of large images; see ``PiecewiseSolver``."""
