@@ -272,21 +272,21 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path, monkeypatch):
     (tmp_path / "h5py.py").write_text("while True: pass")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="not read within 1 seconds"):
-        read_hdf5(scan(tmp_path / "a.h5"), {"/exchange": None}, 100, seconds=1)
+        read_hdf5(scan(tmp_path / "a.h5"), ["/exchange"], slice(None), 100, seconds=1)
 
 
 def test_a_child_that_crashes_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "h5py.py").write_text("import os; os.abort()")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="crashed"):
-        read_hdf5(scan(tmp_path / "a.h5"), {"/exchange": None}, 100)
+        read_hdf5(scan(tmp_path / "a.h5"), ["/exchange"], slice(None), 100)
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the samples are not here")
 @pytest.mark.parametrize("name", ["endless.h5", "slow.h5"])
 def test_hdf5_files_that_never_end(name):
     with pytest.raises(ValueError, match=r"not read within 3 seconds|more memory"):
-        read_hdf5(CASES / name, {"/exchange/data": None}, 1000, seconds=3)
+        read_hdf5(CASES / name, ["/exchange/data"], slice(None), 1000, seconds=3)
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the samples are not here")

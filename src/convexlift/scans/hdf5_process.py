@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,34 +28,25 @@ ATTRIBUTES = ("axes", "units", "description", GEOMETRY)
 FIRST_SECONDS, BYTES_A_SECOND = 20, 1_000_000
 SPARE_BYTES = 2**29
 """Memory for the library, besides the numbers that are read."""
-_ADVICE = "it reads other files; copy the data into one file"
-
-Parts = Sequence[Sequence[int | None]]
-"""Start, stop and step along each dimension."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """``ATTRIBUTES`` as text, the shape of a dataset (None: a group), and what was read of it."""
+    """``ATTRIBUTES`` as text, and the numbers of a dataset; none for a group."""
 
     attributes: dict[str, str]
-    shape: tuple[int, ...] | None
     numbers: NDArray[Any]
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is a dataset, and not an empty one."""
-        return self.shape is not None and 0 not in self.shape
 
 
 def read_hdf5(
-    path: Path, wanted: Mapping[str, Parts | None], most: int, seconds: float | None = None
+    path: Path, names: Sequence[str], rows: slice, most: int, seconds: float | None = None
 ) -> dict[str, Item]:
-    """Those of the wanted items that are in the file.
+    """Those groups and datasets that are in the file, by name.
 
     Args:
         path: the file.
-        wanted: names, and the part to read of each dataset; None for its shape and attributes only.
+        names: of the groups and datasets, with the path to each.
+        rows: to read of datasets with three dimensions, along y.
         most: the most numbers to read, in all datasets together.
         seconds: time limit; by default 20, and 1 for every megabyte.
 
@@ -63,7 +54,8 @@ def read_hdf5(
         ValueError: without the name of the file.
     """
     seconds = seconds or FIRST_SECONDS + path.stat().st_size / BYTES_A_SECOND
-    request = json.dumps([str(path.absolute()), dict(wanted), most, math.ceil(seconds)])
+    some = rows.start, rows.stop, rows.step
+    request = json.dumps([str(path.absolute()), list(names), some, most, math.ceil(seconds)])
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         answer = subprocess.run(
@@ -81,17 +73,17 @@ def read_hdf5(
     if "error" in found:
         raise ValueError(found["error"])
     items, place = {}, len(head) + 1
-    for name, (attributes, shape, dtype, size) in found.items():
-        numbers = np.frombuffer(answer, dtype, math.prod(size), place).reshape(size)
+    for name, (attributes, dtype, shape) in found.items():
+        numbers = np.frombuffer(answer, dtype, math.prod(shape), place).reshape(shape)
         place += numbers.nbytes
-        items[name] = Item(attributes, None if shape is None else tuple(shape), numbers)
+        items[name] = Item(attributes, numbers)
     return items
 
 
 # In the child ------------------------------------------------------------------------------------
 
 
-def _answer(path: str, wanted: dict[str, Any], most: int, seconds: int) -> list[bytes]:
+def _answer(path: str, names: list[str], rows: Any, most: int, seconds: int) -> list[bytes]:
     if hasattr(signal, "alarm"):  # also ends a child whose parent was killed
         signal.alarm(seconds)
     with contextlib.suppress(ImportError):  # compression filters that HDF5 itself lacks
@@ -100,15 +92,15 @@ def _answer(path: str, wanted: dict[str, Any], most: int, seconds: int) -> list[
     _limit_memory(0)
     found, blocks = {}, []
     with h5py.File(path, "r") as file:
-        for name, part in wanted.items():
+        for name in names:
             if (item := _find(file, name)) is None:
                 continue
             attributes = {key: _text(item.attrs.get(key)) for key in ATTRIBUTES}
             numbers = np.empty(0)
-            if part is not None:
-                numbers = _read(item, [slice(*each) for each in part], most)
-            shape, most = getattr(item, "shape", None), most - numbers.size
-            found[name] = attributes, shape, numbers.dtype.str, numbers.shape
+            if getattr(item, "shape", None) is not None:
+                numbers = _read(item, attributes["axes"].split(":"), slice(*rows), most)
+            most -= numbers.size
+            found[name] = attributes, numbers.dtype.str, numbers.shape
             blocks.append(numbers.tobytes())
     return [json.dumps(found).encode(), b"\n", *blocks]
 
@@ -120,23 +112,28 @@ def _find(file: Any, name: str) -> Any:
         if not hasattr(item, "keys") or item.get(step, getlink=True) is None:
             return None
         item = item.get(step)
-        if item is None or item.file.filename != file.filename:
-            raise ValueError(f"{name!r} is a link, and {_ADVICE}")
-    if hasattr(item, "chunks") and (item.is_virtual or item.external):
-        raise ValueError(f"the dataset {name!r} is virtual or external: {_ADVICE}")
+        elsewhere = getattr(item, "is_virtual", False) or getattr(item, "external", None)
+        if elsewhere or item is None or item.file.filename != file.filename:
+            raise ValueError(
+                f"{name!r} is virtual, external or a link: it reads other files; copy the data "
+                "into one file"
+            )
     return item
 
 
-def _read(dataset: Any, part: list[slice], most: int) -> NDArray[Any]:
+def _read(dataset: Any, axes: list[str], rows: slice, most: int) -> NDArray[Any]:
     if dataset.dtype.kind not in "biuf":
         raise ValueError(f"its {dataset.name} must hold real numbers, got {dataset.dtype}")
+    part = [slice(None)] * dataset.ndim
+    if dataset.ndim == 3:
+        part[next((k for k, axis in enumerate(axes) if axis.startswith("y")), 1)] = rows
     sides = zip(part, dataset.shape, strict=True)
     declared = math.prod(len(range(*each.indices(side))) for each, side in sides)
     declared = max(declared, math.prod(dataset.chunks or (0,)))
     if declared > most:
         raise ValueError(
-            f"its {dataset.name} declares {declared:.4g} numbers, but at most {most:.4g} are read "
-            "from a file of its length; read fewer rows (--rows), or copy it without compression"
+            f"its {dataset.name} declares {declared:.4g} numbers, but at most {most:.4g} are read; "
+            "choose fewer rows (--rows), or copy it without compression"
         )
     _limit_memory(2 * declared * dataset.dtype.itemsize)
     return np.asarray(dataset[tuple(part)])

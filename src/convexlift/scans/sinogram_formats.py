@@ -81,31 +81,24 @@ class DataExchange(SinogramFormat):
         most = allowed_numbers(path, 1)
         with reading(path, "HDF5 in the layout Data Exchange"):
             names = (_EXCHANGE, _THETA, DETECTOR_PIXEL, *FRAMES.values())
-            about = read_hdf5(path, dict.fromkeys(names), most)
-            arrays = {name: item for name, item in about.items() if item.measured}
+            found = read_hdf5(path, names, options.rows, most)
+            arrays = {name: item for name, item in found.items() if item.numbers.size}
             if FRAMES["projections"] not in arrays:
                 raise ValueError("it has no /exchange/data, so it is not a Data Exchange file")
-            axes = {name: _axes(name, arrays[name]) for name in FRAMES.values() if name in arrays}
-            rows, full = (options.rows.start, options.rows.stop, options.rows.step), (None,) * 3
-            parts = {
-                name: [rows if axis == "y" else full for axis in axes.get(name, item.shape or ())]
-                for name, item in arrays.items()
-            }
-            found = read_hdf5(path, parts, most)
             frames = {
-                name: as_tensor(found[key].numbers.transpose(_order(axes[key])))
+                name: as_tensor(_frames(key, arrays[key]))
                 for name, key in FRAMES.items()
-                if key in found
+                if key in arrays
             }
             if options.views is not None:
                 geometry = options.views.geometry(frames["projections"].shape[1])
             else:
                 angles = options.angles
                 if angles is None:
-                    angles = _angles(path, found.get(_THETA), options.angle_unit)
-                record = about[_EXCHANGE].attributes[GEOMETRY]
-                geometry = _geometry(path, record, found.get(DETECTOR_PIXEL), angles)
-            description = found[FRAMES["projections"]].attributes["description"]
+                    angles = _angles(path, arrays.get(_THETA), options.angle_unit)
+                record = found[_EXCHANGE].attributes[GEOMETRY]
+                geometry = _geometry(path, record, arrays.get(DETECTOR_PIXEL), angles)
+            description = arrays[FRAMES["projections"]].attributes["description"]
             quantity = options.quantity or _quantity(description)
             return Sinogram(geometry=geometry, quantity=quantity, **frames)
 
@@ -135,19 +128,16 @@ class DataExchange(SinogramFormat):
                 pixel.attrs["units"] = "mm"
 
 
-def _axes(name: str, item: Item) -> list[str]:
-    """The axes of frames: theta, y and x in some order."""
-    if item.shape is None or len(item.shape) != 3:
-        raise ValueError(f"its {name} has the shape {item.shape}; three dimensions are needed")
+def _frames(name: str, item: Item) -> NDArray[Any]:
+    """(rows, frames, bins) of a dataset (frames, rows, bins), or in the order of its ``axes``."""
+    if item.numbers.ndim != 3:
+        shape = item.numbers.shape
+        raise ValueError(f"its {name} has the shape {shape}; three dimensions are needed")
     axes = [axis.split("_")[0] for axis in item.attributes["axes"].split(":") if axis]
     axes = axes or ["theta", "y", "x"]
     if sorted(axes) != ["theta", "x", "y"]:
         raise ValueError(f"its {name} has the axes {axes}, not theta, y and x")
-    return axes
-
-
-def _order(axes: list[str]) -> list[int]:
-    return [axes.index(axis) for axis in ("y", "theta", "x")]
+    return item.numbers.transpose([axes.index(axis) for axis in ("y", "theta", "x")])
 
 
 def _angles(path: Path, theta: Item | None, angle_unit: AngleUnit | None) -> tuple[float, ...]:
