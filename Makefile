@@ -86,7 +86,7 @@ $(VENV)/torch: constraints.txt
 $(ECOSYSTEM)/dev: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[deepinv]' benchopt h5py ismrmrd odl pyproximal pytest scico
+		--editable '.[deepinv]' benchopt h5py odl pyproximal pytest scico
 	touch $@
 
 $(VENV)/cli: $(VENV)/torch pyproject.toml

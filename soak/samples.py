@@ -29,8 +29,6 @@ from convexlift.files.pictures import read_plane
 from convexlift.files.png_jpeg import with_deep_colours
 from convexlift.networks import AdaptiveNetwork, Convolution, UNetGuide
 from convexlift.reconstruction.contents import open_contents
-from convexlift.scans.files import SinogramOptions
-from convexlift.scans.sinogram_formats import DataExchange
 from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,
@@ -201,12 +199,6 @@ def _packed_scan(path: Path) -> None:
         file["exchange/theta"].attrs["units"] = "deg"
 
 
-def _kspace(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file["kspace"] = (_numbers(2, 3, 8, 8) + 1j).astype(np.complex64)
-        file["mask"] = np.ones(8)
-
-
 def _tiff_scan(path: Path) -> None:
     tifffile.imwrite(path, _words(2, 10, 12))
     record = {
@@ -315,16 +307,6 @@ def _restore(path: Path) -> None:
         torch.set_rng_state(checkpoint.generator)
 
 
-class _Exchange(DataExchange):
-    """HDF5 without a process of its own: the soak has limits of its own."""
-
-    isolated = False
-
-
-def _exchange(path: Path) -> None:
-    _Exchange().read(path, SinogramOptions())
-
-
 PICTURES: tuple[Read, ...] = (_contents, read_plane)
 SLICES: tuple[Read, ...] = (_contents, cl.scans.read_stack)
 SCANS: tuple[Read, ...] = (cl.scans.read_sinogram,)
@@ -352,9 +334,8 @@ READERS = (
     Reader("dicom rle", ".dcm", _dicom(pydicom.uid.RLELossless), SLICE),
     Reader("dicom deflated", ".dcm", _dicom(pydicom.uid.DeflatedExplicitVRLittleEndian), SLICE,
            0.5),
-    Reader("hdf5 scan", ".h5", _scan, (_exchange,), 0.3, contained=True),
-    Reader("hdf5 packed scan", ".h5", _packed_scan, (_exchange,), 0.3, contained=True),
-    Reader("k-space", ".h5", _kspace, (cl.scans.read_kspace,), 0.1, contained=True),
+    Reader("hdf5 scan", ".h5", _scan, SCANS, 0.1, contained=True),
+    Reader("hdf5 packed scan", ".h5", _packed_scan, SCANS, 0.1, contained=True),
     Reader("npy scan", ".npy", _npy_scan, SCANS, 1.0, TEXT),
     Reader("tiff scan", ".tif", _tiff_scan, SCANS, 1.0, ENTRIES),
     Reader("model", ".safetensors", _model, (_load,), 2.0, TEXT),

@@ -290,7 +290,7 @@ def test_a_time_limit_ends_it():
 
 def test_help_shows_every_option_with_its_default():
     parameters = inspect.signature(cl.reconstruct).parameters
-    for task in ("denoise", "inpaint", "ct", "mri"):
+    for task in ("denoise", "inpaint", "ct"):
         for option in fields(reconstructor_for(task)):
             assert option.name in parameters
             assert f"    {option.name}: " in "".join(
@@ -306,7 +306,7 @@ GREY = noisy()
 @pytest.mark.parametrize(
     ("image", "options", "message"),
     [
-        (GREY, {"task": "deblur"}, "no task 'deblur'; choose one of denoise, inpaint, ct, mri"),
+        (GREY, {"task": "deblur"}, "no task 'deblur'; choose one of denoise, inpaint, ct"),
         (GREY[0], {}, r"the image has the shape \(32,\); give \(H, W\), \(C, H, W\) or"),
         (np.zeros((0, 8)), {}, r"the image has the shape \(0, 8\)"),
         (np.zeros((1, 1, 1, 8, 8)), {}, r"the image has the shape \(1, 1, 1, 8, 8\)"),

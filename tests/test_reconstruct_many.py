@@ -287,7 +287,7 @@ def test_a_regularizer_for_one_size_says_so(tmp_path):
 
 
 def test_help_names_the_statuses():
-    for task in ("denoise", "inpaint", "ct", "mri"):
+    for task in ("denoise", "inpaint", "ct"):
         text = CliRunner().invoke(app, ["reconstruct", task, "--help"]).output
         assert "130 interrupted" in " ".join(text.split())
         assert "--weight" in text

@@ -92,7 +92,7 @@ def imported(program: str) -> set[str]:
     "words",
     [["--version"], ["--help"], ["models"], ["models", "photo-open"],
      *([name, "--help"] for name in COMMANDS),
-     *(["reconstruct", task, "--help"] for task in ("denoise", "inpaint", "ct", "mri")),
+     *(["reconstruct", task, "--help"] for task in ("denoise", "inpaint", "ct")),
      ["train", "adversarial", "--help"], ["train", "bilevel", "--help"]],
     ids=" ".join,
 )  # fmt: skip

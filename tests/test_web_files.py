@@ -337,6 +337,26 @@ def test_a_visitor_has_at_most_two_runs_in_the_queue(visitor, other):
     other.leave()
 
 
+def test_a_session_whose_run_waits_is_kept_when_many_others_come(visitor, server):
+    waiting, slow, crowd = (PageVisitor(server) for _ in range(3))
+
+    def come(numbers):
+        for number in numbers:
+            crowd.session = f"crowd{number}"
+            assert crowd.ask("denoise-stop", "click", {})[0]
+
+    assert waiting.upload("denoise-file", "mine.png", png(32))[0]
+    come(range(48))
+    assert slow.join("denoise-start", "click", SLOW).status_code == 200
+    assert waiting.join("denoise-start", "click", {"denoise-mode": "own"}).status_code == 200
+    come(range(48, 52))  # more than are kept, and ``waiting`` is idle for longest
+    told = [message for message, _ in waiting.messages()]
+    assert [m["success"] for m in told if m["msg"] == "process_completed"] == [True]
+    for each in (waiting, slow, crowd):
+        each.leave()
+    assert visitor.ask("denoise-stop", "click", {})[0]  # the queue goes on
+
+
 def test_nothing_is_left_of_a_visitor_who_leaves(server, folder):
     visitor = PageVisitor(server)
     visitor.stay()

@@ -53,7 +53,6 @@ VERBS = {
     "denoise": "remove the noise",
     "inpaint": "fill in missing pixels",
     "ct": "compute slices",
-    "mri": "compute images",
 }
 
 

@@ -1,4 +1,4 @@
-"""``convexlift reconstruct denoise|inpaint|ct|mri``, with the library's options and defaults.
+"""``convexlift reconstruct denoise|inpaint|ct``, with the library's options and defaults.
 
 Nothing here imports torch, so that help texts appear at once.
 """
@@ -43,9 +43,6 @@ convexlift reconstruct inpaint cells.tif -o filled.tif --weight auto""",
 convexlift reconstruct ct scan.h5 -o slice.dcm
 convexlift reconstruct ct scan.npy -o slice.tif --beam parallel --quantity counts --flat flat.npy
 convexlift reconstruct ct slice.dcm -o again.tif --simulate""",
-    "mri": """\
-convexlift reconstruct mri kspace.h5 -o magnitudes.tif
-convexlift reconstruct mri kspace.h5 -o slice.png --slices 10:11 --weight auto""",
 }
 ABOUT = """\
 Reconstruct your own files, with a proof beside each result.

@@ -60,17 +60,11 @@ def line(record: dict[str, Any], adaptive: bool = False) -> str:
     if record.get("psnr") is not None:
         before = record.get("psnr_before")
         from_ = "" if before is None else f"{before:.2f} -> "
-        parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB{_compared(record)}")
+        against = ""
+        if record.get("simulated"):
+            against = " against the given slice, which may have noise of its own"
+        parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB{against}")
     return " ".join(parts).replace(" ;", ";")
-
-
-def _compared(record: dict[str, Any]) -> str:
-    """The picture that PSNR refers to, if it may have noise of its own."""
-    if record.get("data") == "k-space":
-        given = "all of k-space" if record.get("simulated") else "the images in the file"
-    else:
-        given = "the given slice" if record.get("simulated") else ""
-    return f" against {given}, which may have noise of its own" if given else ""
 
 
 def _rule(record: dict[str, Any], adaptive: bool) -> str:

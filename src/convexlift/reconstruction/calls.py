@@ -16,7 +16,6 @@ from convexlift.reconstruction import results
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.distribution import distribute_files
-from convexlift.reconstruction.mri import MRIReconstructor
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
 from convexlift.reconstruction.reconstructor import Reconstruction, Reconstructor
 from convexlift.reconstruction.scans import ScanLike, ScanReconstructor
@@ -24,7 +23,7 @@ from convexlift.reconstruction.solution import Callback
 from convexlift.reconstruction.sources import Source, check_targets, find_sources
 
 RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
-    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor, MRIReconstructor)
+    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor)
 }
 """Reconstructors by task."""
 
@@ -46,9 +45,8 @@ def reconstruct(
             every image is a plane of its own. Floats are in [0, 1] or, like those of NPY files, in
             any range, which is then mapped to it. For ``ct``: the path of a sinogram, a
             ``cl.scans.Sinogram``, or an array of projections with ``geometry`` and ``quantity``;
-            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array. For ``mri``:
-            the path of a file with k-space, or a ``cl.scans.KSpace``.
-        task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
+            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array.
+        task: ``denoise``, ``inpaint`` or ``ct``.
         progress: called with a ``cl.Progress`` at every check of the solver, with the planes that
             are solved at once; return ``True`` to stop with the best image so far.
         options: the fields of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``. Masks and
@@ -86,7 +84,7 @@ def reconstruct_many(
     Args:
         inputs: a file, a folder or a glob, or several of them.
         output: a file for one input file, else a folder.
-        task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
+        task: ``denoise``, ``inpaint`` or ``ct``.
         client: a ``distributed.Client``, whose workers reconstruct one file at a time.
         proof: whether to write proof files.
         resume: keep finished results of an earlier run with the same inputs and settings.

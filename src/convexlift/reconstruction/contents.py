@@ -174,13 +174,11 @@ class Contents:
         else:
             write_picture(picture, target)
 
-    def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
+    def truth(self, truth: ImageLike, choice: RangeChoice) -> Tensor:
         """Another image on the scale of this one, aligned as both are displayed."""
         if self.volume is not None:
-            return open_contents(truth, max_megapixels=max_megapixels, what="the truth").images
-        picture, name = open_picture(
-            truth, "the truth", max_megapixels, choice, self.pages_of(truth)
-        )
+            return open_contents(truth, what="the truth").images
+        picture, name = open_picture(truth, "the truth", choice, self.pages_of(truth))
         self.require_size("truth", name, picture)
         own, other = self.picture.stored.dtype, picture.stored.dtype
         # In the numbers of this picture, unless both use the whole range of different types.
@@ -229,7 +227,6 @@ def open_contents(
     image: ImageLike,
     choice: RangeChoice = "auto",
     *,
-    max_megapixels: float | None = None,
     what: str = "the image",
     pages: slice | None = None,
 ) -> Contents:
@@ -246,13 +243,13 @@ def open_contents(
             f"{image} is a folder; name one of its files, or reconstruct all of them with "
             "cl.reconstruct_many"
         )
-    if is_dicom and is_hounsfield(Path(str(image)), max_megapixels):
-        volume = scans.read_dicom(Path(str(image)), max_megapixels=max_megapixels)
+    if is_dicom and is_hounsfield(Path(str(image))):
+        volume = scans.read_dicom(Path(str(image)))
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         hounsfield = NumberRange((-1024.0, 1500.0))
         return Contents(str(image), picture, images, None, hounsfield, volume=volume)
-    picture, name = open_picture(image, what, max_megapixels, choice, pages)
+    picture, name = open_picture(image, what, choice, pages)
     if WINDOW in picture.metadata and choice == "auto":
         low, high = display_range(picture)
         stored = "stored " * (DATASET in picture.metadata)
@@ -288,15 +285,14 @@ def count_in(image: ImageLike) -> int:
 def open_picture(
     image: ImageLike,
     what: str,
-    max_megapixels: float | None,
     choice: RangeChoice = "auto",
     pages: slice | None = None,
 ) -> tuple[Picture, str]:
     """The picture of a file or an array, and its name in errors."""
     if is_path(image) and Path(image).suffix.lower() in DICOM:
-        return read_dicom_picture(Path(image), max_megapixels), str(image)
+        return read_dicom_picture(Path(image)), str(image)
     if is_path(image):
-        picture = read_picture(Path(image), max_megapixels=max_megapixels, pages=pages)
+        picture = read_picture(Path(image), pages=pages)
         return picture, str(image)
     if not isinstance(image, Tensor | np.ndarray):
         raise InputError(f"{what} is a path, a tensor or an array, got {type(image).__name__}")

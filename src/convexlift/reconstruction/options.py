@@ -49,8 +49,6 @@ class Options:
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
         truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
             SSIM.
-        max_megapixels: largest file to read, in millions of numbers over all pages and channels;
-            by default 500, and less for short files, which cannot hold so many.
     """
 
     regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-open"
@@ -67,7 +65,6 @@ class Options:
     weight_map: bool = False
     box: "Bounds | None" = None
     truth: "ImageLike | None" = None
-    max_megapixels: float | None = None
 
     task: ClassVar[str]
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
@@ -181,7 +178,6 @@ class ScanOptions(Options):
         views: number of directions of a simulated scan.
         bins: number of detector bins of a simulated scan.
         seed: seed of the simulated noise.
-        read_seconds: time limit for reading an HDF5 file; by default 20, and 1 for every 10 MB.
     """
 
     regularizer: Any = "ct-abdomen-chest"
@@ -208,51 +204,12 @@ class ScanOptions(Options):
     views: int = 200
     bins: int = 400
     seed: int = 0
-    read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
     python_only = (*Options.python_only, "geometry")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MRIOptions(Options):
-    """Slices from k-space of MRI scanners, as magnitudes in TIFF, NPY or PNG.
-
-    HDF5 in the layout of fastMRI or ISMRMRD, one coil or several, sampled on a grid. Sensitivities
-    of coils are estimated from the lowest frequencies; real and imaginary part are reconstructed
-    together. Not for diagnosis.
-
-    Args:
-        regularizer: total variation of complex images, ``tv``, or the path of a saved regularizer
-            of two channels.
-        weight: as for denoise; ``card`` is in proportion to the noise.
-        sigma: standard deviation of the real and of the imaginary part of k-space, in its units;
-            by default estimated from the highest frequencies.
-        slices: slices of the file, FIRST:END (two numbers); all by default.
-        size: side of the central square that is written; by default the size of the images in the
-            file, or the whole slice.
-        calibration: side of the square of low frequencies from which sensitivities are estimated.
-        simulate: all of k-space was sampled: leave out columns, and compare with the whole.
-        acceleration: with ``simulate``, the number of columns for each one that is kept.
-        seed: seed of the simulated columns.
-        read_seconds: time limit for reading a file; by default 20, and 1 for every 10 MB.
-    """
-
-    regularizer: Any = "tv"
-    sigma: float | None = None
-    slices: tuple[int, int] | None = None
-    size: int | None = None
-    calibration: int = 24
-    simulate: bool = False
-    acceleration: float = 4.0
-    seed: int = 0
-    read_seconds: float | None = None
-
-    task: ClassVar[str] = "mri"
-    python_only = (*Options.python_only, "truth")
-
-
 OPTIONS: dict[str, type[Options]] = {
-    kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions, MRIOptions)
+    kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions)
 }
 """Options by task."""

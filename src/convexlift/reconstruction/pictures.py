@@ -218,7 +218,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
 
     def _contents(self, image: ImageLike, target: Path | None) -> Contents:
         pages = None if self.slices is None else slice(*self.slices)
-        contents = open_contents(image, self.range, max_megapixels=self.max_megapixels, pages=pages)
+        contents = open_contents(image, self.range, pages=pages)
         if pages is not None and len(contents.images) < len(range(*self.slices or ())):
             raise InputError(
                 f"{contents.name} has no page {pages.stop - 1}; --slices counts them from 0 on"
@@ -281,7 +281,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             return None
         suffixes = PICTURES if contents.is_dicom else PictureFormat.known_suffixes()
         truth = companion(self.truth, image, "truth", suffixes)
-        images = contents.truth(truth, self.range, self.max_megapixels)
+        images = contents.truth(truth, self.range)
         if images.shape != contents.images.shape:
             called = truth if is_path(truth) else "given"
             own, other = (
@@ -331,7 +331,7 @@ class Inpainter(InpaintOptions, Denoiser):
             if not Path(self.mask).exists():
                 raise InputError(f"there is no mask {self.mask}; check the name")
             if Path(self.mask).is_file():  # a broken mask is an error before any work
-                open_picture(self.mask, "the mask", self.max_megapixels)
+                open_picture(self.mask, "the mask")
         if self.invert_mask and self.mask is None:
             raise InputError("--invert-mask needs --mask")
         self.require("colour_tolerance", 0 <= self.colour_tolerance <= 255, "0 to 255")
@@ -357,7 +357,7 @@ class Inpainter(InpaintOptions, Denoiser):
         mask = None if self.mask is None else companion(self.mask, image, "mask")
         seen = seen_pixels(
             contents, mask, inverted=self.invert_mask, colour=self._colour(),
-            tolerance=self.colour_tolerance, max_megapixels=self.max_megapixels,
+            tolerance=self.colour_tolerance,
         )  # fmt: skip
         if seen is None:
             raise _nothing_missing(contents.name)

@@ -55,9 +55,9 @@ from convexlift.tasks import Measurement
 class Reconstructor(Options, ABC):
     """Prepares and solves images with the options of a task."""
 
-    positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
+    positive: ClassVar[tuple[str, ...]] = ("strength",)
     search: ClassVar[StopWhen] = weights.SEARCH
-    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map", "max_megapixels")
+    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map")
     """Options that records leave out: results do not depend on them."""
     division: ClassVar[Any] = "auto"
     """The division of large images; see ``PiecewiseSolver``."""
@@ -263,7 +263,7 @@ class PreparedImage:
         noise: estimated or given; None for scans whose rays differ in their noise.
         restored: maps planes of the solution to the numbers and the shape of the input.
         write: writes planes of the solution to a file.
-        compared: maps planes of the solution to those of the truth: magnitudes of complex images.
+        compared: maps planes of the solution to those of the truth.
         given: the data as planes, to compare with; None for a measured sinogram.
         truth: the clean planes, (planes, 1, H, W), if they are known.
         about: further facts for the record.

@@ -162,7 +162,6 @@ class PiecewiseSolver:
     def _needed(self, data: Measurement, pixels: int | None = None, *, alone: bool = False) -> int:
         """Bytes for one image of this kind; ``alone``, its dual variables may be packed."""
         planes, height, width = data.image_shape
-        planes = max(planes, data.fidelity.y.shape[1])  # coils of MRI
         network, layers = self.network_for(data), self.network_for(data).layers
         channels = sum(layer.channels * layer.activation.group for layer in layers)
         pixels, buffers = pixels or height * width, _BUFFERS

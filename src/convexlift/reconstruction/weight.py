@@ -56,15 +56,12 @@ POWER, SLOPE, CARD_TEXTURE = 1.08, 28.0, 0.006
 noise of the cards."""
 TOTAL_VARIATION = {
     "gaussian-denoising": 0.086, "inpainting": 0.016, "salt-and-pepper": 0.7, "ct": 4.0,
-    "mri": 0.0045,
 }  # fmt: skip
-"""The best weights of total variation on the test images of the cards; for MRI, on two pictures
-with 2- and 4-fold acceleration (``benchmarks/mri_weights.py``)."""
+"""The best weights of total variation on the test images of the cards."""
 CARD_LEVELS = {
     GaussianDenoising.name: GaussianDenoising().sigma,
     Inpainting.name: Inpainting().noise,
     SaltAndPepper.name: SaltAndPepper().fraction,
-    "mri": 0.02,
 }
 """Noise levels that the weights of cards are for, unless the card states others."""
 LEAST_LEVEL = 1e-4

@@ -28,20 +28,20 @@ WINDOW = "display window"
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
-def dicom_modality(path: Path, max_megapixels: float | None = None) -> str:
+def dicom_modality(path: Path) -> str:
     """CT, MR, US, ...; an empty string if the file does not state it."""
-    dataset = read_dataset(path, max_megapixels, stop_before_pixels=True)
+    dataset = read_dataset(path, stop_before_pixels=True)
     return str(dataset.get("Modality") or "")
 
 
-def is_hounsfield(path: Path, max_megapixels: float | None = None) -> bool:
+def is_hounsfield(path: Path) -> bool:
     """Whether a file has the modality CT; localizers and colour images do too, and are refused."""
-    return dicom_modality(path, max_megapixels) == "CT"
+    return dicom_modality(path) == "CT"
 
 
-def read_dicom_picture(path: Path, max_megapixels: float | None = None) -> Picture:
+def read_dicom_picture(path: Path) -> Picture:
     """The stored numbers, before rescaling: frames are pages, and 0 is white in MONOCHROME1."""
-    dataset, pixels = stored_pixels(path, max_megapixels)
+    dataset, pixels = stored_pixels(path)
     kind = str(dataset.get("PhotometricInterpretation") or "MONOCHROME2")
     samples = int(dataset.get("SamplesPerPixel") or 1)
     if samples == 1 and kind not in GREY:

@@ -53,7 +53,6 @@ class ImageSet:
         folder: Path,
         *,
         limit: int | None = None,
-        max_megapixels: float | None = None,
         colour: bool = False,
     ) -> ImageSet:
         """The pictures of a folder, sorted by name; hidden and other files are ignored.
@@ -61,12 +60,11 @@ class ImageSet:
         Args:
             folder: searched without its subfolders.
             limit: maximum number of pictures to read, or None for all.
-            max_megapixels: replaces the limits on the size that the header of a file may declare.
             colour: whether to read red, green and blue, instead of a grey plane.
         """
         paths = _picture_paths(Path(folder), limit)
         read = read_colours if colour else read_plane
-        planes = tuple(read(path, max_megapixels=max_megapixels) for path in paths)
+        planes = tuple(read(path) for path in paths)
         return cls(tuple(path.name for path in paths), planes)
 
     @classmethod
@@ -75,7 +73,6 @@ class ImageSet:
         folders: Sequence[Path],
         *,
         limit: int | None = None,
-        max_megapixels: float | None = None,
         colour: bool = False,
     ) -> ImageSet:
         """The pictures of several folders, one folder after the other; named "folder/file".
@@ -83,7 +80,6 @@ class ImageSet:
         Args:
             folders: distinct folders.
             limit: maximum number of pictures to read from each folder, or None for all.
-            max_megapixels: replaces the limits on the size that the header of a file may declare.
             colour: whether to read red, green and blue, instead of a grey plane.
         """
         places = [Path(folder).resolve() for folder in folders]
@@ -92,10 +88,7 @@ class ImageSet:
         for i, place in enumerate(places):
             if place in places[:i]:
                 raise ValueError(f"{folders[i]} is given twice; name each folder once")
-        sets = [
-            cls.from_folder(Path(folder), limit=limit, max_megapixels=max_megapixels, colour=colour)
-            for folder in folders
-        ]
+        sets = [cls.from_folder(Path(folder), limit=limit, colour=colour) for folder in folders]
         named = zip(places, sets, strict=True)
         return cls(
             tuple(f"{place.name}/{name}" for place, images in named for name in images.names),

@@ -123,7 +123,7 @@ def build(
         queue.forget(key)
         tidy()
 
-    sessions.on_close = forget
+    sessions.is_busy, sessions.on_close = queue.is_busy, forget
     return blocks, queue
 
 

@@ -225,12 +225,14 @@ class Sessions:
 
     Attributes:
         uploads: files not yet read.
+        is_busy: whether a session has events that wait or run; it is kept until they have ended.
         on_close: called with the key of a session that has ended and whose files are deleted.
     """
 
     def __init__(self, root: Path, limits: Limits) -> None:
         self.root, self.limits = root, limits
         self.uploads = Uploads(root, limits)
+        self.is_busy: Callable[[str], bool] = lambda key: False
         self.on_close: Callable[[str], None] = lambda key: None
         self._known: dict[str, Session] = {}
         self._open: Counter[str] = Counter()  # connections of each page
@@ -311,7 +313,9 @@ class Sessions:
     def _outdated(self, now: float, mine: str) -> dict[str, Session]:
         # The order in which sessions are dropped: those without an open page first, then by age.
         by_age = sorted(
-            (key in self._open, s.used, key) for key, s in self._known.items() if key != mine
+            (key in self._open, s.used, key)
+            for key, s in self._known.items()
+            if key != mine and not self.is_busy(key)
         )
         surplus = max(0, len(self._known) - self.limits.sessions)
         old = [
