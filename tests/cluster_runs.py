@@ -106,7 +106,7 @@ class Killer(cl.reconstruction.BatchListener):
     def __init__(self, process, count):
         self.process, self.count, self.done = process, count, 0
 
-    def finished(self, source, record, previews):
+    def finished(self, source, record):
         self.done += 1
         if self.done == self.count:
             os.kill(self.process.pid, signal.SIGKILL)

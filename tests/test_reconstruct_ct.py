@@ -75,7 +75,6 @@ def scans(tmp_path_factory):
         ("through.npy", ["--photons", PHOTONS]),
         ("integrals.npy", []),
         ("integrals.npy", ["--sigma", 0.01]),
-        ("integrals.npy", ["--weight", "discrepancy"]),
         ("page.tif", ["--weight", 5]),
     ],
 )

@@ -59,9 +59,6 @@ FILES: dict[str, tuple[Any, Any]] = {
 RUN: dict[str, tuple[Any, Any]] = {
     "proof": (False, Annotated[bool, typer.Option(
         "--proof", help="Also write NAME.proof, for convexlift verify.")]),
-    "sheet": (True, Annotated[bool, typer.Option(
-        "--sheet/--no-sheet",
-        help="For several files, also write contact-sheet.html: before, after and numbers.")]),
     "dry_run": (False, Annotated[bool, typer.Option(
         "--dry-run", help="Say what would be done, and write nothing.")]),
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),

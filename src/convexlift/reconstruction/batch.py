@@ -11,7 +11,7 @@ from typing import Any
 from convexlift.reconstruction import results
 from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
-from convexlift.reconstruction.results import Fingerprint, Previews
+from convexlift.reconstruction.results import Fingerprint
 from convexlift.reconstruction.sources import Source, glance, sides
 from convexlift.reconstruction.volumes import prepare
 from convexlift.solvers.solution import Progress
@@ -21,13 +21,7 @@ OF_THE_RUN = ("command", "files_at_once")
 
 
 class BatchListener:
-    """Progress listener of a batch; does nothing by default.
-
-    Attributes:
-        wants_previews: whether ``finished`` gets small pictures.
-    """
-
-    wants_previews = False
+    """Progress listener of a batch; does nothing by default."""
 
     def kept(self, source: Source) -> None:
         """A result of an earlier run is kept."""
@@ -38,7 +32,7 @@ class BatchListener:
     def progress(self, sources: Sequence[Source], now: Progress) -> None:
         """The solver made a check."""
 
-    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
+    def finished(self, source: Source, record: dict[str, Any]) -> None:
         """A file is written."""
 
     def failed(self, source: Source, error: Exception) -> None:
@@ -209,8 +203,7 @@ class _Run:
             self.fail(source, error)
             return
         self.result.records.append(record)
-        wanted = self.listener.wants_previews
-        self.listener.finished(source, record, results.previews(result) if wanted else None)
+        self.listener.finished(source, record)
 
 
 def fingerprint_of(source: Source, reconstructor: Reconstructor) -> Fingerprint:

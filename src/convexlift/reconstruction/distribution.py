@@ -28,20 +28,8 @@ from convexlift.reconstruction.batch import (
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.results import Previews
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.volumes import altered
-
-
-class _Courier(BatchListener):
-    """Keeps the previews of one file for the listener on another machine."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wants_previews = wanted
-        self.previews: Previews | None = None
-
-    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
-        self.previews = previews
 
 
 def distribute_files(
@@ -63,7 +51,7 @@ def distribute_files(
     left = {_absolute(source): source for source in sources}
     tasks = cluster.completed(
         client, _reconstruct_one, list(left), pickle.dumps(_absolute_options(reconstructor)),
-        listener.wants_previews, options, folder=next(iter(left)).target.parent,
+        options, folder=next(iter(left)).target.parent,
     )  # fmt: skip
     try:
         for task, outcome in tasks:
@@ -72,14 +60,13 @@ def distribute_files(
                 result.failures.append((source, " ".join(str(outcome).split())))
                 listener.failed(source, outcome)
                 continue
-            one, previews = outcome
-            result.records += one.records
-            result.earlier += one.earlier
-            for record in one.records:
-                listener.finished(task, record, previews)  # whose names are in the record
-            if one.earlier:
+            result.records += outcome.records
+            result.earlier += outcome.earlier
+            for record in outcome.records:
+                listener.finished(task, record)  # whose names are in the record
+            if outcome.earlier:
                 listener.kept(source)
-            for _, reason in one.failures:
+            for _, reason in outcome.failures:
                 result.failures.append((source, reason))
                 listener.failed(source, InputError(reason))
     except KeyboardInterrupt:
@@ -133,12 +120,9 @@ def _absolute(source: Source) -> Source:
     return replace(source, path=source.path.absolute(), target=source.target.absolute())
 
 
-def _reconstruct_one(
-    source: Source, packed: bytes, previews: bool, options: dict[str, Any]
-) -> tuple[BatchResult, Previews | None]:
+def _reconstruct_one(source: Source, packed: bytes, options: dict[str, Any]) -> BatchResult:
     """Reconstruct one file on a worker."""
-    courier = _Courier(previews)
-    return reconstruct_files([source], _unpacked(packed), courier, **options), courier.previews
+    return reconstruct_files([source], _unpacked(packed), **options)
 
 
 @lru_cache(maxsize=2)

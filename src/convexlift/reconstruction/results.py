@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
@@ -26,8 +25,6 @@ from convexlift.reconstruction.sources import Source
 
 DECADES = 4
 """The range of the picture of a gap map, below its largest value."""
-SIDE = 120
-"""Pixels of the longer side of a preview."""
 COLUMNS = {
     "input": str, "output": str, "status": str, "gap": float, "objective": float,
     "lower_bound": float, "iterations": int, "seconds": float, "error": str,
@@ -36,8 +33,6 @@ COLUMNS = {
 TABLES = (".parquet", ".csv")
 
 Fingerprint = list[list[Any]]
-Previews = tuple[Tensor | None, Tensor]
-"""Small pictures before and after, (1 or 3, h, w)."""
 
 
 def require_bound(result: Reconstruction) -> None:
@@ -132,20 +127,6 @@ def digest(source: Source) -> str:
 
 
 # Overviews of many results -----------------------------------------------------------------------
-
-
-def previews(result: Reconstruction) -> Previews:
-    """Small pictures of the first image, before and after."""
-    colours = 3 if result.about.get("channels") == 3 else 1
-    before = None if result.given is None else _small(result.given, colours)
-    return before, _small(result.compared(result.solution.x), colours)
-
-
-def _small(planes: Tensor, colours: int) -> Tensor:
-    first = planes.detach().float().reshape(-1, 1, *planes.shape[-2:])[:colours].cpu()
-    factor = min(1.0, SIDE / max(first.shape[-2:]))
-    size = [max(1, round(factor * n)) for n in first.shape[-2:]]
-    return (F.interpolate(first, size, mode="area") if factor < 1 else first)[:, 0]
 
 
 def require_table(path: Path) -> None:
