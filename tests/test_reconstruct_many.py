@@ -180,7 +180,7 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
     Path("a.json").write_text(json.dumps({"format": FORMAT}))
     sources = find_sources([str(tmp_path / "a.npy")], Path(), SINOGRAMS, ".tif")
     with pytest.raises(InputError, match=r"a\.json is an input"):
-        check_targets(sources, force=True)
+        check_targets(sources, replace=True)
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,9 @@ def test_names_of_stores_may_be_in_capitals(tmp_path, values):
     assert (stored(out) == stored(tmp_path / "out.zarr")).all()
     assert len(solved(place, out, resume=True).earlier) == 3
     assert count_planes(place) == SHAPE[0]
-    before = results.fingerprint([place])
+    before = results.files_digest([place])
     (place / "c" / "0" / "0" / "0").write_bytes(b"damaged")
-    assert results.fingerprint([place]) != before
+    assert results.files_digest([place]) != before
 
 
 def test_globs_and_folders_find_stores(tmp_path, values):

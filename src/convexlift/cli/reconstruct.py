@@ -64,7 +64,7 @@ RUN: dict[str, tuple[Any, Any]] = {
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
-        help="After a killed run: keep its finished results, and do only the missing ones.")]),
+        help="After a killed run: keep its finished results, and do only the others.")]),
     "volume": (False, Annotated[bool, typer.Option(
         "--volume",
         help="The files of a folder are slices of one volume: one noise level and weight for "

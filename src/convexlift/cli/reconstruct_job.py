@@ -46,6 +46,7 @@ from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require_targets
 from convexlift.reconstruction.distribution import distribute_files
+from convexlift.reconstruction.reconstructor import version
 from convexlift.reconstruction.results import write_table
 from convexlift.reconstruction.sources import Source
 from convexlift.reconstruction.volumes import divide, is_volume, require_slices, shared
@@ -114,7 +115,7 @@ def run_job(
                     typer.echo(text)
                 return
             require_targets(
-                reconstructor, sources, force=force, resume=resume, proof=proof,
+                reconstructor, sources, replace=force or resume, proof=proof,
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
                 tables=[] if table is None else [table],
             )  # fmt: skip
@@ -158,7 +159,8 @@ def run_job(
             if table is not None:
                 with explained():
                     write_table(table, result.rows())
-        unwritten = _write_json(json_file, as_json(result, settings | {"command": command}))
+        content = {"version": version(), "command": command, "settings": settings}
+        unwritten = _write_json(json_file, content | as_json(result))
         _finish(result, len(sources), unwritten or narrator.unsaid)
 
 
@@ -326,11 +328,9 @@ class Narrator(BatchListener):
             discard(self.screen.file)
 
 
-def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
-    """The whole run, for other programs."""
+def as_json(result: BatchResult) -> dict[str, Any]:
+    """The results of a run, for other programs."""
     return {
-        "version": settings["version"],
-        "settings": settings,
         "interrupted": result.interrupted,
         "files": result.earlier + result.records,
         "by_an_earlier_run": len(result.earlier),

@@ -154,19 +154,19 @@ def require_limit(name: str, value: float | None) -> None:
         raise ValueError(f"{name} must be a number > 0, got {value:g}")
 
 
-def state_of(folder: Path, *, deep: bool = False) -> tuple[tuple[str, int, int], ...]:
-    """Name, length and modification time in ns of the files in a folder; if deep, recursively.
+def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, length and modification time in ns of the files in a folder.
 
     The time of the folder itself does not change when one of its files is written again.
     """
     found = []
-    for place in folder.rglob("*") if deep else folder.iterdir():
+    for place in folder.iterdir():
         try:
             about = place.stat()
         except OSError:  # removed just now, or a broken link: reading it explains that
             continue
         if not stat.S_ISDIR(about.st_mode):
-            found.append((str(place.relative_to(folder)), about.st_size, about.st_mtime_ns))
+            found.append((place.name, about.st_size, about.st_mtime_ns))
     return tuple(sorted(found))
 
 

@@ -22,7 +22,6 @@ from convexlift.reconstruction.batch import (
     BatchListener,
     BatchResult,
     earlier_record,
-    fingerprint_of,
     reconstruct_files,
 )
 from convexlift.reconstruction.contents import InputError, is_path
@@ -89,8 +88,7 @@ def _in_tiles(
     try:
         if resume:
             chosen = _absolute_options(reconstructor)
-            inputs = fingerprint_of(source, chosen)
-            if earlier_record(_absolute(source), chosen, inputs, proof=proof) is not None:
+            if earlier_record(_absolute(source), chosen, proof=proof) is not None:
                 return False  # a worker will report it
         solver = reconstructor.solver()
         # Any weight shows the size; the run itself searches the weight.
