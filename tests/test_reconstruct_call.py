@@ -20,7 +20,7 @@ from convexlift.reconstruction.solution import PiecewiseSolver
 
 FAST = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40}
 NOT_COMPARED = {
-    *("seconds", "input", "output", "digest", "output_sha256", "settings", "command"),
+    *("command", "digest", "input", "output", "output_sha256", "seconds", "settings"),
 }
 pytestmark = pytest.mark.single_precision
 
