@@ -63,7 +63,7 @@ demo: $(VENV)/cli ## three tasks, pictures and a report in demo-output/
 
 reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in reproduce-quick/
 	for name in $(EXPERIMENTS); do \
-		$(BIN)/convexlift reproduce $$name --quick --output reproduce-quick/$$name || exit 1; \
+		$(BIN)/python -m experiments $$name --quick --output reproduce-quick/$$name || exit 1; \
 	done
 
 clean: ## remove the environment and caches
