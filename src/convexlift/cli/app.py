@@ -74,9 +74,9 @@ app = typer.Typer(
 )
 
 
-def register(examples: str, name: str | None = None, **more: Any) -> Callable[[F], F]:
+def register(examples: str) -> Callable[[F], F]:
     """Decorates a function that becomes a command, with examples for its help text."""
-    return app.command(name, cls=Command, epilog=epilog(examples), **more)
+    return app.command(cls=Command, epilog=epilog(examples))
 
 
 def group_of_commands(name: str, text: str, examples: str, cls: type[Group] = Group) -> typer.Typer:
