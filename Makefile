@@ -9,9 +9,6 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Without compiled files, each program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Experiments of the paper, in the order of their sections.
-EXPERIMENTS := denoising ct ct-deep inpainting training
-
 .PHONY: help test test-slow test-versions test-ecosystem soak lint style types layers sizes size docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
@@ -68,9 +65,7 @@ demo: $(VENV)/cli ## three tasks, pictures and a report in demo-output/
 	$(BIN)/convexlift demo --output demo-output
 
 reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in reproduce-quick/
-	for name in $(EXPERIMENTS); do \
-		$(BIN)/convexlift reproduce $$name --quick --output reproduce-quick/$$name || exit 1; \
-	done
+	$(BIN)/python -m experiments all --quick --output reproduce-quick
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) $(ECOSYSTEM) .venv-versions site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -117,7 +117,6 @@ def test_every_command_that_computes_has_the_option():
         ["verify", "a.proof"],
         ["reconstruct", "denoise", "a.png", "-o", "b.png"],
         ["train", "bilevel", "photos"],
-        ["reproduce", "denoising"],
     ],
 )
 @pytest.mark.parametrize("count", ["0", "-1", "100000"])

@@ -96,7 +96,6 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
 RULES = {
     "card": "from the model card",
     "auto": "chosen by predicting held-out data, which takes several solves",
-    "discrepancy": "chosen so that the residual is as large as the noise",
 }
 
 

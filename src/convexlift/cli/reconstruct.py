@@ -59,15 +59,12 @@ FILES: dict[str, tuple[Any, Any]] = {
 RUN: dict[str, tuple[Any, Any]] = {
     "proof": (False, Annotated[bool, typer.Option(
         "--proof", help="Also write NAME.proof, for convexlift verify.")]),
-    "sheet": (True, Annotated[bool, typer.Option(
-        "--sheet/--no-sheet",
-        help="For several files, also write contact-sheet.html: before, after and numbers.")]),
     "dry_run": (False, Annotated[bool, typer.Option(
         "--dry-run", help="Say what would be done, and write nothing.")]),
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
-        help="After a killed run: keep its finished results, and do only the missing ones.")]),
+        help="After a killed run: keep its finished results, and do only the others.")]),
     "scheduler": (None, Annotated[str | None, typer.Option(
         "--scheduler",
         help="Reconstruct on the workers of this Dask scheduler, tcp://HOST:8786, or on local[N]: "

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from convexlift.cli.contact_sheet import value_of
 from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
 from convexlift.reconstruction.noise import Noise
 
@@ -29,6 +28,22 @@ def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
             three = (numbers[0], median(numbers), numbers[-1])
             rows.append((label, *(percent(v) if form == "%" else format(v, form) for v in three)))
     return rows
+
+
+def value_of(record: dict[str, Any], key: str) -> float | None:
+    """A number of a record; noise and weight are records of their own."""
+    value = record.get(key)
+    if isinstance(value, dict):
+        value = value.get("level" if key == "noise" else "value")
+    return None if value is None else float(value)
+
+
+def duration(seconds: float) -> str:
+    """A rough time: "12 s", "3 min", "1 h 20 min"."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def verdict(records: Sequence[dict[str, Any]], premise: str, where: str = EACH_RECORD) -> str:

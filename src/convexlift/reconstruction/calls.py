@@ -11,10 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from convexlift.models.files import pair
 from convexlift.reconstruction import results
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
-from convexlift.reconstruction.contents import InputError, is_path
+from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.distribution import distribute_files
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
 from convexlift.reconstruction.reconstructor import Reconstruction, Reconstructor
@@ -87,7 +86,8 @@ def reconstruct_many(
         task: ``denoise``, ``inpaint`` or ``ct``.
         client: a ``distributed.Client``, whose workers reconstruct one file at a time.
         proof: whether to write proof files.
-        resume: keep finished results of an earlier run with the same inputs and settings.
+        resume: keep finished results of an earlier run of this version with the same inputs and
+            settings; other files with the names of results are replaced.
         force: overwrite earlier results.
         table: a Parquet or CSV file for gap, status, time and error of every file.
         listener: receives the progress.
@@ -98,7 +98,7 @@ def reconstruct_many(
         several = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
         sources = find_inputs(chosen, [str(each) for each in several], Path(output))
         tables = [] if table is None else [Path(table)]
-        require_targets(chosen, sources, force=force, resume=resume, proof=proof, tables=tables)
+        require_targets(chosen, sources, replace=force or resume, proof=proof, tables=tables)
         listener = listener or BatchListener()
         if client is None:
             result = reconstruct_files(sources, chosen, listener, proof=proof, resume=resume)
@@ -119,19 +119,17 @@ def find_inputs(reconstructor: Reconstructor, inputs: Sequence[str], output: Pat
 
 
 def require_targets(
-    reconstructor: Reconstructor, sources: Sequence[Source], *, force: bool, resume: bool,
-    proof: bool, summary: Path | None = None, tables: Sequence[Path] = (),
+    reconstructor: Reconstructor, sources: Sequence[Source], *, replace: bool, proof: bool,
+    summary: Path | None = None, tables: Sequence[Path] = (),
 ) -> None:  # fmt: skip
     """Create the folders, and raise if results or tables cannot be written."""
     for table in tables:
         results.require_table(table)
-    given = reconstructor.regularizer
-    saved = [file for file in pair(given) if file.is_file()] if is_path(given) else []
-    also_read = [*reconstructor.reads([source.path for source in sources]), *saved]
+    also_read = [*reconstructor.reads([source.path for source in sources]), *reconstructor.saved]
+    overviews = [*tables, *([] if summary is None else [summary])]
     check_targets(
-        sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
-        weight_map=reconstructor.weight_map, proof=proof, summary=summary, tables=tables,
-        also_read=also_read,
+        sources, replace=replace, gap_map=reconstructor.gap_map,
+        weight_map=reconstructor.weight_map, proof=proof, also_read=also_read, overviews=overviews,
     )  # fmt: skip
 
 

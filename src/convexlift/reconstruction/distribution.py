@@ -24,24 +24,12 @@ from convexlift.models.files import names, pair
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.contents import InputError, is_path
 from convexlift.reconstruction.reconstructor import Reconstructor
-from convexlift.reconstruction.results import Previews
 from convexlift.reconstruction.sources import Source
 
 AT_ONCE = 1000
 """Files submitted at a time: the scheduler needs no more memory for a run of a million."""
 RETRIES = 2
 """Attempts on other workers if one cannot run a task at all: it may have another version."""
-
-
-class _Courier(BatchListener):
-    """Keeps the previews of one file for the listener on another machine."""
-
-    def __init__(self, wanted: bool) -> None:
-        self.wants_previews = wanted
-        self.previews: Previews | None = None
-
-    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
-        self.previews = previews
 
 
 def distribute_files(
@@ -67,8 +55,8 @@ def distribute_files(
         """Futures of further files."""
         found = {
             client.submit(
-                _reconstruct_one, _absolute(source), version, packed, listener.wants_previews,
-                options, pure=False, retries=RETRIES,
+                _reconstruct_one, _absolute(source), version, packed, options,
+                pure=False, retries=RETRIES,
             ): source
             for source in itertools.islice(waiting, count)
         }  # fmt: skip
@@ -110,29 +98,27 @@ def _add(result: BatchResult, listener: BatchListener, source: Source, outcome: 
         result.failures.append((source, " ".join(str(outcome).split())))
         listener.failed(source, outcome)
         return
-    one, previews = outcome
-    result.records += one.records
-    result.earlier += one.earlier
-    for record in one.records:
-        listener.finished(_absolute(source), record, previews)  # the names are those in the record
-    if one.earlier:
+    result.records += outcome.records
+    result.earlier += outcome.earlier
+    for record in outcome.records:
+        listener.finished(_absolute(source), record)  # the names are those in the record
+    if outcome.earlier:
         listener.kept(source)
-    for _, reason in one.failures:
+    for _, reason in outcome.failures:
         result.failures.append((source, reason))
         listener.failed(source, InputError(reason))
 
 
 def _reconstruct_one(
-    source: Source, version: str, packed: bytes, previews: bool, options: dict[str, Any]
-) -> tuple[BatchResult, Previews | None]:
+    source: Source, version: str, packed: bytes, options: dict[str, Any]
+) -> BatchResult:
     """Reconstruct one file on a worker."""
     if (own := sys.modules["convexlift"].__version__) != version:
         raise InputError(
             f"a worker has convexlift {own}, and the run was started with {version}; install the "
             "same version there"
         )
-    courier = _Courier(previews)
-    return reconstruct_files([source], _unpacked(packed), courier, **options), courier.previews
+    return reconstruct_files([source], _unpacked(packed), **options)
 
 
 @lru_cache(maxsize=2)

@@ -30,8 +30,7 @@ class Options:
         regularizer: a name, the path of a saved one, or ``tv``. convexlift models lists the names,
             and those that companies may use; photo-open is free for any use.
         weight: a number, or a rule. ``card``: the weight on the regularizer's card, scaled to noise
-            and texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
-            that the residual is as large as the noise.
+            and texture. ``auto``: chosen by prediction of held-out data.
         strength: factor of the weight that the rule finds: above 1 smoother, below 1 sharper. For
             a regularizer that reads the data, which scales with the noise, that weight is 1. Give
             a weight as a number, or a strength, not both.

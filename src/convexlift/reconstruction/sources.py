@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convexlift.files.atomic import leftovers, remove_dead_folders, remove_leftovers
+from convexlift.files.atomic import remove_dead_folders, remove_leftovers
 from convexlift.files.formats import EXPORTS
 from convexlift.files.pictures import PictureFormat
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
@@ -209,29 +208,25 @@ def glance(path: Path) -> str | None:
 def check_targets(
     sources: Sequence[Source],
     *,
-    force: bool,
-    resume: bool = False,
+    replace: bool,
     gap_map: bool = False,
     weight_map: bool = False,
     proof: bool = False,
     also_read: Sequence[Path] = (),
-    summary: Path | None = None,
-    tables: Sequence[Path] = (),
+    overviews: Sequence[Path] = (),
 ) -> None:
-    """Create the folders, and refuse to overwrite inputs, or earlier results without ``force``.
+    """Create the folders, and refuse to overwrite inputs, or other files without ``replace``.
 
     Temporary files and folders that killed runs left beside these results are removed.
 
     Args:
         sources: files and targets.
-        force: whether files that exist may be replaced.
-        resume: whether results of an earlier run, which have a record, may be replaced.
+        replace: whether files that exist may be replaced.
         gap_map: whether maps of the gap are written.
         weight_map: whether maps of the weights are written.
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
-        summary: the file of all results, if there is to be one.
-        tables: the tables of all results, which ``resume`` may replace.
+        overviews: tables and summaries of all results.
     """
     inputs = {resolved(place) for place in also_read}
     for source in sources:
@@ -239,15 +234,11 @@ def check_targets(
     written: set[Path] = set()
     for source in sources:
         places = source.results(gap_map=gap_map, weight_map=weight_map, proof=proof)
-        there = any(place.exists() for place in places)
-        may = force or (resume and there and _is_result(source))
         for place in places:
-            _require_free(place, inputs, may, resume)
+            _require_free(place, inputs, replace)
         written |= {resolved(place) for place in places}
-    overviews = [*tables, *([] if summary is None else [summary])]
     for place in overviews:
-        may = force or (resume and (place in tables or _is_ours(place)))
-        _require_free(place, inputs, may, resume)
+        _require_free(place, inputs, replace)
         if resolved(place) in written:
             raise InputError(f"{place} is the name of a result; name another file for all")
     results = [*(place for source in sources for place in source.results()), *overviews]
@@ -269,35 +260,15 @@ def _require_writable(folder: Path) -> None:
         raise InputError(f"{folder} {problem} ({error.strerror}); name another folder") from None
 
 
-def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: bool) -> None:
+def _require_free(place: Path, inputs: set[Path], replace: bool) -> None:
     if resolved(place) in inputs:
         raise InputError(f"{place} is an input; write the results to another folder")
     if place.is_dir():
         raise InputError(f"{place} is a folder; name another output")
     if place.exists() and not place.is_file():  # a result would replace the device by a file
         raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
-    if not place.exists() or may_replace:
-        return
-    if resume:
+    if place.exists() and not replace:
         raise InputError(
-            f"{place} exists, and no record says that it is a result; move it away, name another "
-            "output, or use --force in place of --resume"
+            f"{place} exists; name another output, or add --force (or --resume, which keeps "
+            "finished results)"
         )
-    raise InputError(
-        f"{place} exists; name another output, or add --force (or --resume, which keeps finished "
-        "results)"
-    )
-
-
-def _is_result(source: Source) -> bool:
-    """Whether an earlier run wrote here; the record of a killed run may have a temporary name."""
-    return _is_ours(source.record) or any(leftovers([source.record]))
-
-
-def _is_ours(record: Path) -> bool:
-    """Whether a JSON file was written by a run: only such files state its settings."""
-    try:
-        content = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and "settings" in content
