@@ -20,6 +20,7 @@ from convexlift.files.compressed import require_expansion, require_frame, requir
 from convexlift.files.formats import (
     EXPANSION,
     BoundedReader,
+    allowed_numbers,
     load_extra,
     reason_of,
     require_plausible,
@@ -350,6 +351,7 @@ def read_dataset(path: Path, *, stop_before_pixels: bool = False) -> Any:
         if syntax == _DEFLATED:
             packed = file.read()
             most = max(_INFLATED_BYTES, _INFLATED_TIMES * len(packed))
+            most = min(most, 8 * allowed_numbers(path, 1))
             require_expansion(packed, most, "raw deflate")
         file.seek(0)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
