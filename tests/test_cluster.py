@@ -128,7 +128,7 @@ def test_a_table_of_another_kind_is_refused_before_any_work(folder, client):
 class Stopping(BatchListener):
     """Presses Ctrl-C when the first result is written."""
 
-    def finished(self, source, record, previews):
+    def finished(self, source, record):
         raise KeyboardInterrupt
 
 
@@ -145,7 +145,7 @@ class WithoutScheduler(BatchListener):
     def __init__(self, cluster):
         self.cluster = cluster
 
-    def finished(self, source, record, previews):
+    def finished(self, source, record):
         self.cluster.close()
 
 
@@ -205,7 +205,7 @@ def test_a_worker_that_is_killed_changes_no_byte(tmp_path):
     class Killer(BatchListener):
         done = 0
 
-        def finished(self, source, record, previews):
+        def finished(self, source, record):
             self.done += 1
             if self.done == 3:
                 os.kill(victim, signal.SIGKILL)

@@ -107,15 +107,6 @@ def test_pages_are_read_without_the_others(tmp_path, kind):
     assert peak < values.nbytes / 2
 
 
-def test_pages_of_a_stack_beyond_the_limit_are_read(tmp_path):
-    place = written(tmp_path, "tif", np.zeros((40, 64, 64), np.uint8))
-    with pytest.raises(ValueError, match="megapixels"):
-        read_picture(place, max_megapixels=0.1)
-    assert read_picture(place, max_megapixels=0.1, pages=slice(3, 5)).stored.shape == (2, 64, 64)
-    with pytest.raises(ValueError, match="megapixels"):
-        read_picture(place, max_megapixels=0.1, pages=slice(30))
-
-
 def test_the_slices_of_a_series_become_a_series(tmp_path, values):
     """One file after the other, each with its own noise and weight; positions are kept."""
     pytest.importorskip("pydicom")
