@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -43,7 +42,6 @@ from convexlift.files.pictures import read_picture
 from convexlift.images import load_image, save_image
 from convexlift.scans.hdf5_process import read_hdf5
 
-CASES = Path(__file__).parents[2] / "shared" / "cases"
 """Further samples, where they are available."""
 
 
@@ -253,21 +251,6 @@ def test_a_child_that_hangs_or_crashes_is_an_error(tmp_path, monkeypatch, code, 
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=said):
         read_hdf5(path, ["/exchange"], slice(None), 100, seconds=1)
-
-
-@pytest.mark.skipif(not CASES.is_dir(), reason="the samples are not here")
-@pytest.mark.parametrize("name", ["endless.h5", "slow.h5"])
-def test_hdf5_files_that_never_end(name):
-    with pytest.raises(ValueError, match=r"not read within 3 seconds|more memory"):
-        read_hdf5(CASES / name, ["/exchange/data"], slice(None), 1000, seconds=3)
-
-
-@pytest.mark.skipif(not CASES.is_dir(), reason="the samples are not here")
-@pytest.mark.parametrize("name", ["bad_samples.tif", "huge_declared.tif"])
-def test_tiff_files_with_nonsensical_headers(name):
-    for read in (read_picture, load_image, cl.scans.read_stack):
-        with pytest.raises(ValueError, match=name):
-            read(CASES / name)
 
 
 # DICOM -------------------------------------------------------------------------------------------
