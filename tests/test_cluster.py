@@ -13,9 +13,8 @@ import torch
 from reconstruct_runs import OPTIONS, noisy, run, solved
 
 import convexlift as cl
-from convexlift import cluster
 from convexlift.images import save_image
-from convexlift.reconstruction import BatchListener, InputError
+from convexlift.reconstruction import BatchListener, InputError, distribution
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.single_precision
@@ -179,8 +178,8 @@ def test_files_are_left_when_the_scheduler_goes(tmp_path):
     ],
 )
 def test_schedulers_that_cannot_be_reached_are_named(folder, scheduler, said, monkeypatch):
-    monkeypatch.setattr(cluster, "SECONDS", 0.5)
-    with pytest.raises(InputError, match=said), cluster.connected(scheduler):
+    monkeypatch.setattr(distribution, "SECONDS", 0.5)
+    with pytest.raises(InputError, match=said), distribution.connected(scheduler):
         pass
     result = run("denoise", folder / "in", "-o", folder / "out", "--scheduler", scheduler)
     assert result.exit_code == 2
@@ -193,7 +192,7 @@ def test_two_clusters_of_one_machine_do_not_meet(client, monkeypatch):
     monkeypatch.setattr(
         distributed, "LocalCluster", partial(distributed.LocalCluster, processes=False)
     )
-    with cluster.connected("local[1]") as other:
+    with distribution.connected("local[1]") as other:
         assert other.submit(max, 1, 3).result() == 3
 
 
@@ -211,7 +210,7 @@ def test_a_worker_that_is_killed_changes_no_byte(tmp_path):
                 os.kill(victim, signal.SIGKILL)
 
     folder = with_pictures(tmp_path, 12, 48)
-    with cluster.connected("local[2]") as client:
+    with distribution.connected("local[2]") as client:
         client.wait_for_workers(2, timeout=120)
         victim = next(iter(client.run(os.getpid).values()))
         result = many(folder, "out", client=client, listener=Killer())
@@ -223,7 +222,7 @@ def test_a_worker_that_is_killed_changes_no_byte(tmp_path):
 @pytest.mark.slow
 def test_workers_of_another_version_are_named(tmp_path):
     folder = with_pictures(tmp_path, 2, 16)
-    with cluster.connected("local[1]") as client:
+    with distribution.connected("local[1]") as client:
         client.run(lambda: setattr(__import__("convexlift"), "__version__", "0.0.1"))
         result = many(folder, "out", client=client)
     assert len(result.failures) == 2

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import convexlift as cl
+from convexlift.precision import full_precision
 from convexlift.tensors import Blocks, join_images, select_images, sum_per_image
-from convexlift.tf32 import full_precision
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift import double_precision
+from convexlift import precision
 from convexlift.problems import variational
 
 HERE = Path(__file__).parent
@@ -31,9 +31,9 @@ def test_everything_works_on_a_device_without_double_precision():
 
 
 def test_the_devices_of_this_machine_have_double_precision():
-    assert double_precision.has_double("cpu")
-    assert double_precision.as_double(torch.ones(1).float()).dtype is torch.float64
-    assert not double_precision.has_double("no such device")
+    assert precision.has_double("cpu")
+    assert precision.as_double(torch.ones(1).float()).dtype is torch.float64
+    assert not precision.has_double("no such device")
 
 
 def test_gradients_go_through_the_problem_on_the_cpu(monkeypatch):

@@ -32,7 +32,7 @@ FOLDERS = {  # folders of the package whose rooms have other names
 }
 MODULES = {  # modules at the top of the package; the others are in the room "other"
     "adapters": "cil proximal_map",
-    "core modules": "tensors parts decisions side_streams double_precision tf32 eager freed_memory "
+    "core modules": "tensors parts decisions side_streams "
     "strips threads proofs proof_checker checks precision",
 }
 AROUND = ("experiments", "benchmarks", "soak", "ecosystem", "tools", "checkers")

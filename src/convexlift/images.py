@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.double_precision import as_double, near_double
 from convexlift.files.atomic import atomic_path as atomic_path
 from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_plane, to_float
+from convexlift.precision import as_double, near_double
 from convexlift.tensors import first_non_finite
 
 WEIGHT_CAPTION = "Bright: smoothed strongly; dark: detail kept"

@@ -6,7 +6,7 @@ The first dimension of every tensor in the library counts the images of a batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import fields, replace
 from functools import cache, cached_property
 from typing import Any, Self, TypeVar
@@ -397,3 +397,15 @@ def join_images(records: Sequence[Batch], **others: Any) -> Batch:
     names = [each.name for each in fields(first) if each.name not in others]  # type: ignore[arg-type]
     whole = {name: joined([getattr(record, name) for record in records]) for name in names}
     return replace(first, **whole, **others)  # type: ignore[type-var]
+
+
+def require_eager(tensors: Iterable[Tensor]) -> None:
+    """Raise TypeError inside ``torch.func`` transforms and forward-mode differentiation."""
+    for tensor in tensors:
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if wrapped or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise TypeError(
+                "problems cannot be stated inside torch.func.vmap, grad or jvp: the first "
+                "dimension of the data already counts independent problems, and gradients come "
+                "from cl.solve(problem, differentiable=True) and backward()"
+            )

@@ -39,13 +39,12 @@ from convexlift.cli.record_words import (
     verdict,
 )
 from convexlift.cli.terminal import Screen, discard, progress, table
-from convexlift.cluster import connected
 from convexlift.models.files import ModelCard
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require_targets
-from convexlift.reconstruction.distribution import distribute_files
+from convexlift.reconstruction.distribution import connected, distribute_files
 from convexlift.reconstruction.reconstructor import version
 from convexlift.reconstruction.results import write_table
 from convexlift.reconstruction.sources import Source

@@ -20,13 +20,13 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from convexlift.eager import require_eager
 from convexlift.parts import ProblemPart, require_positive
 from convexlift.strips import at_once
 from convexlift.tensors import (
     TensorRecord,
     first_non_finite,
     foreign_parts,
+    require_eager,
     sum_per_image,
 )
 

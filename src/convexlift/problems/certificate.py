@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.decisions import decided
+from convexlift.precision import full_precision
 from convexlift.problems.check_sums import check_sums
 from convexlift.problems.claims import (
     RADIUS,
@@ -50,7 +51,6 @@ from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import repaired, tightened
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.tensors import Blocks, choose_images, expand_per_image, sum_per_image
-from convexlift.tf32 import full_precision
 
 CLEARANCE = 1e-10
 """Of slopes from 0, relative to the largest: far above all bounds of rounding errors."""

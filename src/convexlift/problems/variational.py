@@ -13,8 +13,6 @@ from torch import Tensor
 
 from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
 from convexlift.descriptions import SHOWN, Described, Description, is_picture, picture
-from convexlift.double_precision import has_double
-from convexlift.eager import require_eager
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
@@ -22,6 +20,7 @@ from convexlift.networks.adaptive import UNSTATED_NOISE, AdaptiveNetwork, Condit
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.precision import full_precision, has_double
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.guesses import images_from_data, picture_for_guide
 from convexlift.problems.one_pass import regularizer_at
@@ -33,8 +32,8 @@ from convexlift.tensors import (
     TensorRecord,
     expand_per_image,
     first_non_finite,
+    require_eager,
 )  # fmt: skip
-from convexlift.tf32 import full_precision
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""

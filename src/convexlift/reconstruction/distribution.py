@@ -7,12 +7,15 @@ results are written. Dask repeats the tasks of lost workers elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import pickle
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -30,6 +33,48 @@ AT_ONCE = 1000
 """Files submitted at a time: the scheduler needs no more memory for a run of a million."""
 RETRIES = 2
 """Attempts on other workers if one cannot run a task at all: it may have another version."""
+SECONDS = 10.0
+"""Seconds for a scheduler to answer."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MEMORY_KEPT = {"MALLOC_TRIM_THRESHOLD_": 2**26, "MALLOC_MMAP_THRESHOLD_": 2**25}
+"""Dask lets workers return memory to the system after every operation, and the next one waits for
+fresh pages: four times the processor time. glibc arrives at these thresholds by itself.
+"""
+
+
+@contextlib.contextmanager
+def connected(scheduler: str) -> Iterator[Any]:
+    """A client of the scheduler at an address, or of ``local[N]``: N processes on this machine."""
+    distributed = load_extra("distributed", "runs on several workers", "dask")
+    for name in ("distributed", "distributed.client"):  # our own messages explain
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if scheduler == "local" or scheduler.startswith("local["):
+        match = re.fullmatch(r"local\[([1-9]\d*)\]", scheduler)
+        if match is None:
+            raise InputError(f"--scheduler is ADDRESS or local[N], N >= 1, got {scheduler!r}")
+        dask, workers = load_extra("dask", "runs on several workers", "dask"), int(match[1])
+        # Workers share the cores: by default, each has as many threads as there are cores.
+        environment = MEMORY_KEPT | dict.fromkeys(THREADS, max(1, (os.cpu_count() or 1) // workers))
+        with (
+            dask.config.set({"distributed.nanny.pre-spawn-environ": environment}),
+            distributed.LocalCluster(
+                n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0",
+                silence_logs="CRITICAL",
+            ) as cluster,
+            distributed.Client(cluster) as client,
+        ):  # fmt: skip
+            yield client
+        return
+    try:
+        client = distributed.Client(scheduler, timeout=SECONDS)
+    except (OSError, ValueError, ImportError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"no scheduler answers at {scheduler} ({reason}); start one with dask scheduler, and "
+            "give the address that it prints, such as tcp://10.0.0.1:8786, or use local[2]"
+        ) from None
+    with client:
+        yield client
 
 
 def distribute_files(

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from convexlift.precision import full_precision
 from convexlift.problems.claims import InBoth
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.solvers.gradient_methods import LBFGS
@@ -20,7 +21,6 @@ from convexlift.solvers.recordings import Pending
 from convexlift.solvers.replays import Replays
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.solution import Solution, Status, StopWhen
-from convexlift.tf32 import full_precision
 
 ALIKE = 1.001
 """Largest ratio of curvatures of data that hold all pixels alike."""

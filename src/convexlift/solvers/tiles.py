@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from convexlift.precision import full_precision
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, relative_gap
 from convexlift.problems.rounding import gamma
 from convexlift.problems.variational import VariationalProblem
@@ -33,7 +34,6 @@ from convexlift.solvers.solution import History, Progress, Record, Solution, Sta
 from convexlift.solvers.stopwatch import Stopwatch
 from convexlift.solvers.tile_tasks import TileJob, Tiles, TileTask, tile_job
 from convexlift.tensors import Blocks
-from convexlift.tf32 import full_precision
 
 Result = TypeVar("Result")
 SHARE = 0.8

@@ -1,12 +1,38 @@
-"""TF32, which rounds the operands of products to three digits, switched off and on again."""
+"""Double precision where a device has it, and single precision without TF32.
+
+Apple's GPUs (MPS) have no double precision: the CPU computes for them. TF32 rounds the operands of
+products to three digits, so that certificates would be meaningless.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import torch
+from torch import Tensor
+
+
+@cache
+def has_double(device: str) -> bool:
+    """Whether tensors on devices of this type can have double precision."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+def near_double(tensor: Tensor) -> Tensor:
+    """The tensor, on the CPU if its device has no double precision."""
+    return tensor if has_double(tensor.device.type) else tensor.cpu()
+
+
+def as_double(tensor: Tensor) -> Tensor:
+    """The tensor in double precision, on the CPU if its device has none."""
+    return near_double(tensor).double()
 
 
 class _Precision:
