@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from convexlift.networks.bound_network import BoundNetwork
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.tensors import Shape
+from convexlift.tensors import Requirement, Shape
 
 
 class WeaklyConvexNetwork(InputConvexNetwork):
@@ -74,8 +74,9 @@ class WeaklyConvexNetwork(InputConvexNetwork):
         responses: Tensor = skip(x).square().flatten(2).sum(2)
         return self.convex_part().forward(x) - 0.5 * (self.concavity * responses).sum(1)
 
-    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
-        yield from super()._required()
+    def requirements(self) -> Iterator[Requirement]:
+        """And those of the concave part."""
+        yield from super().requirements()
         if self._complete:
             smallest = self.concavity.detach().min()
             yield smallest, "the concavity contains {:g}, but must be nonnegative"
