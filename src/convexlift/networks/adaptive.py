@@ -40,7 +40,7 @@ from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import Composition
 from convexlift.parts import require_positive
-from convexlift.tensors import Shape, first_non_finite
+from convexlift.tensors import Requirement, Shape, first_non_finite
 
 PREMISE = "given the weights that the guide read from these data, "
 """What certificates take for granted; nothing is said about the guide's choice."""
@@ -138,8 +138,9 @@ class ConditionedNetwork(InputConvexNetwork):
         largest = self.largest.sum(1, keepdim=True).clamp_min(torch.finfo(self.output.dtype).tiny)
         return self.output.detach().sum(1, keepdim=True) / largest
 
-    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
-        yield from super()._required()
+    def requirements(self) -> Iterator[Requirement]:
+        """And the factors of links must be in [0, 1]."""
+        yield from super().requirements()
         for name, read in self.readings.items():
             if name.startswith("link"):  # up to rounding
                 inside = torch.minimum(read.min(), 1 + 1e-6 - read.max())

@@ -19,14 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from convexlift.decisions import decided
 from convexlift.descriptions import Described, Description, filters
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
-from convexlift.networks.maps import LinearMap, any_below_zero, non_finite, total_weight
+from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape
+from convexlift.tensors import Requirement, Shape, named_numbers, require_numbers
 
 
 class ConvexLayer(nn.Module):
@@ -271,19 +270,11 @@ class InputConvexNetwork(Described, nn.Module):
                     f"{layer.activation.slopes[0]:g}); only layers that read the image alone may, "
                     "such as the first layer"
                 )
-        if self.output.is_meta:
-            return
-        required = list(self._required())
-        if not decided(any_below_zero([math.inf - total_weight(self), *(n for n, _ in required)])):
-            return
-        for name, place in non_finite(self):
-            raise ValueError(f"{name} of the network is not finite at {place}; load it again")
-        for least, fault in required:
-            if not float(least) >= 0:  # also for NaN
-                raise ValueError(fault.format(float(least)))
+        if not self.output.is_meta:
+            require_numbers(named_numbers(self, "regularizer"), self.requirements())
 
-    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
-        """Numbers that must be nonnegative, and the error otherwise, with {:g} for the number."""
+    def requirements(self) -> Iterator[Requirement]:
+        """Numbers that must be nonnegative."""
         must = "must be nonnegative for the network to be convex;"
         project = "call network.project_() after each optimiser step"
         for name, linear_map in self._nonnegative_maps():
@@ -293,8 +284,9 @@ class InputConvexNetwork(Described, nn.Module):
             yield linear_map.smallest_weight(), f"{fault} {project}"
         for number, layer in self._numbered():
             if (shares := layer.shares) is not None:
-                fine = (shares >= 0).all() & (shares.sum(1) > 0).all()
-                fault = f"the shares of layer {number} {must} one of each channel must be positive;"
+                total = shares.detach().sum(1)
+                fine = (shares >= 0).all() & ((total > 0) & (total < math.inf)).all()
+                fault = f"the shares of layer {number} {must} their sums must be positive, finite;"
                 yield 2.0 * fine - 1, f"{fault} {project}"
         yield self.output.detach().min(), f"the output weights contain {{:g}}, but {must} {project}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from convexlift.operators.imaging import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.parts import ProblemPart, require_at_least
-from convexlift.tensors import Shape, first_non_finite
+from convexlift.tensors import Shape, named_weights
 
 
 class LinearMap(ProblemPart, nn.Module, ABC):
@@ -56,7 +56,8 @@ class LinearMap(ProblemPart, nn.Module, ABC):
 
     def smallest_weight(self) -> Tensor | float:
         """The most negative entry; zero for maps without weights."""
-        return _smallest([parameter.detach().min() for parameter in self.parameters()])
+        weights = named_weights(self, buffers=False)
+        return _smallest([weight.detach().min() for _, weight in weights])
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -87,31 +88,6 @@ def _smallest(numbers: Sequence[Tensor | float]) -> Tensor | float:
     if here < 0 or not there:
         return here
     return there[0] if len(there) == 1 else torch.stack(there).min()
-
-
-def total_weight(module: nn.Module) -> Tensor | float:
-    """The sum of all |weights|, infinite unless all are finite, or if they are of several kinds."""
-    parts = [part.detach() for part in (*module.parameters(), *module.buffers())]
-    if len({(part.device, part.dtype) for part in parts}) > 1 or not parts[0].is_floating_point():
-        return math.inf
-    return torch.stack(torch._foreach_norm(parts, 1)).sum()
-
-
-def any_below_zero(numbers: Iterable[Tensor | float]) -> Tensor:
-    """Whether a number is negative or NaN, or they are on several devices; without waiting."""
-    numbers = list(numbers)
-    there = [number for number in numbers if isinstance(number, Tensor)]
-    here = [number for number in numbers if not isinstance(number, Tensor)]
-    if len({number.device for number in there}) != 1 or not all(number >= 0 for number in here):
-        return torch.tensor(True)
-    return ~(torch.stack(there) >= 0).all()
-
-
-def non_finite(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names of weights with NaN or infinities, and their places."""
-    for name, part in (*module.named_parameters(), *module.named_buffers()):
-        if (place := first_non_finite(part)) is not None:
-            yield name, place
 
 
 class Convolution(LinearMap, name="Convolution"):

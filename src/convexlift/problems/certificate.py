@@ -125,7 +125,8 @@ def certify(
             "the duals do not have the shapes of this problem's layers; pass solution.duals of a "
             "solve of the same problem, or none"
         )
-    problem.regularizer.check_convexity()
+    problem.require_sound_numbers()
+    problem.require_sound_operator()
     with torch.no_grad(), full_precision():
         double = in_double(problem)
         if duals is not None:

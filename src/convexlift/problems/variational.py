@@ -27,13 +27,16 @@ from convexlift.problems.one_pass import regularizer_at
 from convexlift.problems.upward import upward
 from convexlift.problems.weights import checked_weight
 from convexlift.tensors import (
+    LARGEST_NUMBER,
     Scalar,
     Shape,
     TensorRecord,
     expand_per_image,
     first_non_finite,
+    named_numbers,
     require_eager,
-)  # fmt: skip
+    require_numbers,
+)
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""
@@ -93,6 +96,7 @@ class VariationalProblem(Described, TensorRecord):
         self.bounds.rounded_inward(self.fidelity.y.dtype)  # raises if the box is empty
         require_eager(self.tensors())
         self._check_same_place()
+        self.require_sound_numbers()
         self._check_parts()
         self._check_shapes()
         if isinstance(self.regularizer, AdaptiveNetwork):
@@ -104,8 +108,7 @@ class VariationalProblem(Described, TensorRecord):
             )
         self._check_network_shape()
         self.fidelity.require_explicable(self.bounds.lower, self._unseen)
-        self._check_operator()
-        self.regularizer.check_convexity()
+        self.require_sound_operator()
 
     @property
     def bounds(self) -> Box:
@@ -263,6 +266,24 @@ class VariationalProblem(Described, TensorRecord):
             noise = UNSTATED_NOISE if self.noise is None else self.noise
             conditioned = regularizer.condition(picture, noise, seen)
         object.__setattr__(self, "regularizer", conditioned)
+
+    def require_sound_numbers(self) -> None:
+        """Raise ValueError for numbers in a part for which no bound would hold, naming the part.
+
+        Tensors may have been edited in place, so ``solve`` and ``certify`` ask again.
+        """
+        names = "fidelity", "operator", "regularizer", "weight", "box"
+        named = [each for name in names for each in named_numbers(getattr(self, name), name)]
+        required = [*self.fidelity.requirements(), *self.regularizer.requirements()]
+        largest = min(LARGEST_NUMBER, torch.finfo(self.fidelity.y.dtype).max)
+        require_numbers(named, required, largest)
+
+    def require_sound_operator(self) -> None:
+        """Examine the operator, unless that was done and none of its tensors was edited since."""
+        if (edits := self.operator.edits()) != self.__dict__.get("_edits"):
+            self.__dict__.pop("upward", None)
+            self._check_operator()
+            self.__dict__["_edits"] = edits
 
     def _check_same_place(self) -> None:
         y = self.fidelity.y

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 GEOMETRY = "convexlift_geometry"
 ATTRIBUTES = ("axes", "units", "description", GEOMETRY)
 FIRST_SECONDS, BYTES_A_SECOND = 20, 1_000_000
-SPARE_BYTES = 2**29
-"""Memory for the library, besides the numbers that are read."""
+SPARE_BYTES, LARGEST_NUMBER = 2**30, 16
+"""Memory of the interpreter and its libraries, and the bytes of a number of the widest type."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,19 @@ def _answer(path: str, names: list[str], rows: Any, most: int, seconds: int) -> 
     with contextlib.suppress(ImportError):  # compression filters that HDF5 itself lacks
         importlib.import_module("hdf5plugin")
     h5py = importlib.import_module("h5py")
-    _limit_memory(0)
+    with contextlib.suppress(ImportError, OSError, ValueError):  # no limits here, or a lower one
+        resource = importlib.import_module("resource")
+        limit = SPARE_BYTES + 2 * LARGEST_NUMBER * most
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     found, blocks = {}, []
     with h5py.File(path, "r") as file:
         for name in names:
-            if (item := _find(file, name)) is None:
-                continue
-            attributes = {key: _text(item.attrs.get(key)) for key in ATTRIBUTES}
-            numbers = np.empty(0)
-            if getattr(item, "shape", None) is not None:
+            if (item := _find(file, name)) is not None:
+                attributes = {key: _text(item.attrs.get(key)) for key in ATTRIBUTES}
                 numbers = _read(item, attributes["axes"].split(":"), slice(*rows), most)
-            most -= numbers.size
-            found[name] = attributes, numbers.dtype.str, numbers.shape
-            blocks.append(numbers.tobytes())
+                most -= numbers.size
+                found[name] = attributes, numbers.dtype.str, numbers.shape
+                blocks.append(numbers.tobytes())
     return [json.dumps(found).encode(), b"\n", *blocks]
 
 
@@ -114,46 +114,29 @@ def _find(file: Any, name: str) -> Any:
         item = item.get(step)
         elsewhere = getattr(item, "is_virtual", False) or getattr(item, "external", None)
         if elsewhere or item is None or item.file.filename != file.filename:
-            raise ValueError(
-                f"{name!r} is virtual, external or a link: it reads other files; copy the data "
-                "into one file"
-            )
+            raise ValueError(f"{name!r} reads other files (virtual, external, or a link); copy it")
     return item
 
 
-def _read(dataset: Any, axes: list[str], rows: slice, most: int) -> NDArray[Any]:
-    if dataset.dtype.kind not in "biuf":
-        raise ValueError(f"its {dataset.name} must hold real numbers, got {dataset.dtype}")
-    part = [slice(None)] * dataset.ndim
-    if dataset.ndim == 3:
+def _read(item: Any, axes: list[str], rows: slice, most: int) -> NDArray[Any]:
+    if getattr(item, "shape", None) is None:  # a group
+        return np.empty(0)
+    if item.dtype.kind not in "biuf":
+        raise ValueError(f"its {item.name} must hold real numbers, got {item.dtype}")
+    part = [slice(None)] * item.ndim
+    if item.ndim == 3:
         part[next((k for k, axis in enumerate(axes) if axis.startswith("y")), 1)] = rows
-    sides = zip(part, dataset.shape, strict=True)
+    sides = zip(part, item.shape, strict=True)
     declared = math.prod(len(range(*each.indices(side))) for each, side in sides)
-    declared = max(declared, math.prod(dataset.chunks or (0,)))
-    if declared > most:
-        raise ValueError(
-            f"its {dataset.name} declares {declared:.4g} numbers, but at most {most:.4g} are read; "
-            "choose fewer rows (--rows), or copy it without compression"
-        )
-    _limit_memory(2 * declared * dataset.dtype.itemsize)
-    return np.asarray(dataset[tuple(part)])
+    if (declared := max(declared, math.prod(item.chunks or (0,)))) > most:
+        raise ValueError(f"its {item.name} declares {declared:.4g} numbers; choose fewer (--rows)")
+    return np.asarray(item[tuple(part)])
 
 
 def _text(value: Any) -> str:
     """The string in an attribute: text, bytes, an array of one of them, or missing."""
-    if value is None or getattr(value, "shape", ()) is None:  # h5py.Empty
-        return ""
-    if not isinstance(value, str | bytes):
-        value = next(iter(np.asarray(value).reshape(-1)), "")
+    value = next(iter(np.asarray("" if value is None else value).reshape(-1)), "")
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _limit_memory(more: int) -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # no limits here, or a lower one
-        resource = importlib.import_module("resource")
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + SPARE_BYTES + more
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _sentence(error: Exception) -> str:
