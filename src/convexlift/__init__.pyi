@@ -51,7 +51,6 @@ from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
 from convexlift.operators.mri import MRI as MRI
 from convexlift.operators.operator import Operator as Operator
-from convexlift.operators.slices import Slices as Slices
 from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
 from convexlift.operators.tomography.beams import paper_scanner as paper_scanner

@@ -17,8 +17,7 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
     """
     if size < 3 or size % 2 == 0:
         raise ValueError(f"size must be odd and at least 3, got size={size}")
-    shape, mask = data.shape, mask.expand_as(data)
-    data, mask = (each.reshape(-1, *shape[-3:]) for each in (data, mask))  # slices of volumes
+    mask = mask.expand_as(data)
     image, seen = data * mask, mask
     while decided((seen == 0).any()):
         count = F.avg_pool2d(seen, size, 1, size // 2, divisor_override=1)
@@ -29,7 +28,7 @@ def fill_from_neighbours(data: Tensor, mask: Tensor, size: int = 5) -> Tensor:
         mean = total / count.clamp_min(1)
         image = torch.where((seen == 0) & reached, mean, image)
         seen = torch.maximum(seen, reached.to(seen))
-    return image.reshape(shape)
+    return image
 
 
 def median_of_neighbours(image: Tensor, size: int = 5) -> Tensor:

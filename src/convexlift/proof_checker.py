@@ -228,20 +228,6 @@ def differences(axes: int) -> Array:
     return weight
 
 
-def stacked(made: Map, depth: int) -> Map:
-    """A map of images, applied to the slices of volumes (channels, depth, ...)."""
-
-    def by_slices(way: Callable[[Ball], Ball], volumes: Ball) -> Ball:
-        parts = (np.swapaxes(part, 1, 2) for part in (volumes.value, volumes.error))
-        found = way(Ball(*(part.reshape(-1, *part.shape[2:]) for part in parts)))
-        parts = (part.reshape(-1, depth, *part.shape[1:]) for part in (found.value, found.error))
-        return Ball(*(np.swapaxes(part, 1, 2) for part in parts))
-
-    shape = (made.shape[0], depth, *made.shape[1:])
-    ways = lambda x: by_slices(made.push, x), lambda y: by_slices(made.pull, y)
-    return Map(shape, *ways, made.diagonal, made.nonnegative)
-
-
 def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
     """Integrals along lines, given by x, y, dx, dy of a point and a unit vector, as Joseph does.
 
@@ -561,12 +547,6 @@ class Proof:
                 return linear(weight, (shape[0], 1, 1), shape, math.prod(shape[1:]), push, pull)
             case {"ForwardDifferences": _}:
                 return convolution(differences(len(shape) - 1), shape, 1, "edge")
-            case {"Slices": {"operator": inner, "depth": depth}}:
-                require(len(shape) == 4 and depth == shape[1], "Slices does not fit the volume")
-                self.batch *= depth  # for the tensors of the map
-                made = self.map(inner, name, (shape[0], *shape[2:]))
-                self.batch //= depth
-                return stacked(made, depth)
             case {"Dense": {"out_features": outputs}}:
                 weight = self.tensor(f"network.{name}.weight", (outputs, math.prod(shape)))
                 push = lambda w, x: x.reshape(len(x), -1) @ w.T

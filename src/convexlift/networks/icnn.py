@@ -28,8 +28,6 @@ from convexlift.networks.maps import LinearMap, any_below_zero, non_finite, tota
 from convexlift.operators.linear import LinearOperator
 from convexlift.tensors import Shape
 
-SIZES = {2: "H, W", 3: "D, H, W"}
-
 
 class ConvexLayer(nn.Module):
     """z_i = h(V x + W z_{i-1} + sum_j W_j z_j + b), plus z_{i-1} if residual.
@@ -194,9 +192,8 @@ class InputConvexNetwork(Described, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """R(x), one number for each image."""
-        if x.ndim != 2 + self.dimensions:
-            expected = f"(batch, channels, {SIZES[self.dimensions]})"
-            raise ValueError(f"images have shape {expected}, got {tuple(x.shape)}")
+        if x.ndim != 4:
+            raise ValueError(f"images have shape (batch, channels, H, W), got {tuple(x.shape)}")
         bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
@@ -349,22 +346,17 @@ class InputConvexNetwork(Described, nn.Module):
                         f"layer {number} has both previous=... and a link from layer {source}"
                     )
 
-    @property
-    def dimensions(self) -> int:
-        """2 for images (B, C, H, W), 3 for volumes (B, C, D, H, W)."""
-        return max(each.dimensions for each in self.modules() if isinstance(each, LinearMap))
-
-    def _probe_size(self) -> tuple[int, ...]:
+    def _probe_size(self) -> tuple[int, int]:
         """A small image size that poolings divide, still as large as any kernel after them."""
         maps = [module for module in self.modules() if isinstance(module, LinearMap)]
         size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
-        return (size,) * self.dimensions
+        return (size, size)
 
     def _check_image_shape(self, image_shape: Shape) -> None:
-        size, axes, image_shape = self.image_size, self.dimensions, tuple(image_shape)
-        fits = image_shape[0] == self.in_channels and len(image_shape) == 1 + axes
+        size, image_shape = self.image_size, tuple(image_shape)
+        fits = image_shape[0] == self.in_channels and len(image_shape) == 3
         if not fits or (size and image_shape[1:] != size):
-            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else SIZES[axes]})"
+            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else 'H, W'})"
             raise ValueError(f"the network takes images of shape {expected}, got {image_shape}")
 
     def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:

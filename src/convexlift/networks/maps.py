@@ -35,13 +35,11 @@ class LinearMap(ProblemPart, nn.Module, ABC):
         reduction: the factor by which it divides the sides of images, which must be multiples.
         radius: how far an output is from the pixels it depends on, for maps that keep the image
             size and treat pixels alike but near the edges; None for others.
-        dimensions: 2 for images, 3 for volumes.
     """
 
     reach: int = 1
     reduction: int = 1
     radius: int | None = None
-    dimensions: int = 2
 
     @property
     def filters(self) -> Tensor | None:
@@ -127,7 +125,6 @@ class Convolution(LinearMap, name="Convolution"):
         padding: how the input continues past its edge, ``zero``, ``circular``, ``reflect`` or
             ``replicate``.
         nonnegative: start with nonnegative weights.
-        dimensions: 2 for images, 3 for volumes (B, C, D, H, W).
     """
 
     def __init__(
@@ -139,10 +136,8 @@ class Convolution(LinearMap, name="Convolution"):
         stride: int = 1,
         padding: Boundary = "zero",
         nonnegative: bool = False,
-        dimensions: int = 2,
     ) -> None:
         super().__init__()
-        require_dimensions(dimensions)
         require_at_least(1, in_channels=in_channels, out_channels=out_channels, stride=stride)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
@@ -150,19 +145,18 @@ class Convolution(LinearMap, name="Convolution"):
             raise ValueError(f"padding must be one of {BOUNDARIES}, got {padding!r}")
         self.stride = self.reduction = stride
         self.reach = kernel_size
-        local = stride == 1 and padding != "circular" and dimensions == 2
+        local = stride == 1 and padding != "circular"
         self.radius = kernel_size // 2 if local else None
         self.padding: Boundary = padding
-        self.dimensions = dimensions
-        shape = (out_channels, in_channels, *(kernel_size for _ in range(dimensions)))
+        shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
 
     def arguments(self) -> dict[str, Any]:
         """Without ``nonnegative``, which affects the initial weights only."""
-        out_channels, in_channels, kernel_size, *_ = self.weight.shape
+        out_channels, in_channels, kernel_size, _ = self.weight.shape
         sizes = {"in_channels": in_channels, "out_channels": out_channels}
         options = {"kernel_size": kernel_size, "stride": self.stride, "padding": self.padding}
-        return sizes | options | _if_volume(self.dimensions)
+        return sizes | options
 
     def operator(self, input_shape: Shape) -> ConvolutionOperator:
         """The convolution on images of one shape."""
@@ -179,15 +173,12 @@ class Convolution(LinearMap, name="Convolution"):
     ) -> float:
         """Output j sums the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
         weight = self.weight
-        outputs, inputs, *sides = weight.shape
+        outputs, inputs, height, width = weight.shape
         factors = weight.new_ones(inputs) if factors is None else factors
         group = torch.arange(inputs, device=weight.device) % outputs
         # The random weights of an input, over all outputs and taps, sum to a share of its factor.
-        taps = tuple(range(2, weight.ndim))
-        each = factors.reshape(-1, *(1 for _ in sides))
-        weight.mul_(variety * each / weight.sum((0, *taps), keepdim=True)[0])
-        middle = sum(side // 2 * math.prod(sides[i + 1 :]) for i, side in enumerate(sides))
-        weight.flatten(2)[group, torch.arange(inputs), middle] += factors
+        weight.mul_(variety * factors[:, None, None] / weight.sum((0, 2, 3), keepdim=True)[0])
+        weight[group, torch.arange(inputs), height // 2, width // 2] += factors
         return 1 + variety
 
 
@@ -229,26 +220,13 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
     """grad x, the differences to the pixels below and to the right; zero past the last ones.
 
     (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
-    and its signs differ: a map from the image only. Volumes (``dimensions=3``) have a third
-    difference, to the next slice, which comes first.
+    and its signs differ: a map from the image only.
     """
 
-    def __init__(self, *, dimensions: int = 2) -> None:
-        super().__init__()
-        require_dimensions(dimensions)
-        self.dimensions = dimensions
-        self.radius = 1 if dimensions == 2 else None
-
-    def arguments(self) -> dict[str, Any]:
-        """The dimensions of volumes."""
-        return _if_volume(self.dimensions)
+    radius = 1
 
     def operator(self, input_shape: Shape) -> DifferenceOperator:
         """The differences of images of one shape."""
-        if len(input_shape) != 1 + self.dimensions:
-            raise ValueError(
-                f"differences in {self.dimensions} dimensions do not fit the shape {input_shape}"
-            )
         return DifferenceOperator(input_shape)
 
     def smallest_weight(self) -> Tensor | float:
@@ -321,17 +299,6 @@ class Chain(LinearMap, name="Chain"):
             return super().sum_inputs_(channels, variety, factors)
         block = math.prod(each.reduction for each in before) ** 2
         return last.sum_inputs_(channels, variety, factors) / block
-
-
-def require_dimensions(dimensions: int) -> None:
-    """Raise unless there are two or three."""
-    if dimensions not in (2, 3):
-        raise ValueError(f"dimensions is 2 for images or 3 for volumes, got {dimensions!r}")
-
-
-def _if_volume(dimensions: int) -> dict[str, Any]:
-    """An argument that files of regularizers of images do not have."""
-    return {} if dimensions == 2 else {"dimensions": dimensions}
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:

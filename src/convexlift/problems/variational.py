@@ -282,10 +282,10 @@ class VariationalProblem(Described, TensorRecord):
 
     def _check_shapes(self) -> None:
         y, shape = self.fidelity.y, self.image_shape
-        if len(shape) not in (3, 4):
+        if len(shape) != 3:
             raise ValueError(
-                "data and images have shape (batch, channels, H, W), or (batch, channels, D, H, W) "
-                f"of volumes; these data make images of {shape} after the batch"
+                "images have shape (batch, channels, H, W); these data make images of "
+                f"{shape} after the batch"
             )
         try:
             with torch.no_grad():
