@@ -18,11 +18,11 @@ F = Fraction
 FIDELITIES = ("SquaredL2", "WeightedL2", "L1", "KullbackLeibler")
 
 
-def made(described, shape, **arrays):
-    """The map with this description, of a file that holds these arrays."""
+def made(described, shape, name="map", **arrays):
+    """The map with this description, of a file that holds these arrays; operators have no name."""
     proof = Proof.__new__(Proof)
-    proof.arrays, proof.unused, proof.batch, proof.budget = arrays, set(), 1, 2**30
-    return proof.map(described, "map", shape)
+    proof.arrays, proof.unused, proof.batch = arrays, set(arrays), 1
+    return proof.map(described, name, shape)
 
 
 def convolved(weight, shape, stride, padding):
@@ -58,9 +58,9 @@ def test_products_that_underflow_have_an_error_and_zeros_have_none():
     assert (tiny.value == 0).all()
     assert (tiny.error[:2] > 0).all()
     assert (tiny.error[2:] == 0).all()
-    mapped = made({"Diagonal": {"values": "d"}}, (2,), d=np.array([1e-200, 0.0])).push(
-        Ball(np.array([[1e-200, 1.0]]))
-    )
+    mapped = made(
+        {"Diagonal": {"values": "operator.d"}}, (2,), "", **{"operator.d": np.array([1e-200, 0.0])}
+    ).push(Ball(np.array([[1e-200, 1.0]])))
     assert mapped.error[0, 0] > 0
     assert mapped.error[0, 1] == 0
 
@@ -105,9 +105,10 @@ def test_pooling_and_dense_maps_of_thin_balls():
 
 
 def test_ray_transforms_have_their_transpose():
-    scan = {"image_size": [5, 6], "pixel_size": [1.0, 0.8], "angles": "a", "bins": "b"}
-    tensors = {"a": np.linspace(0, 3, 7), "b": np.linspace(-4, 4, 9)}
-    A = made({"ParallelBeam": scan}, (1, 5, 6), **tensors)
+    scan = {"image_size": [5, 6], "pixel_size": [1.0, 0.8], "angles": "operator.a"}
+    scan["bins"] = "operator.b"
+    tensors = {"operator.a": np.linspace(0, 3, 7), "operator.b": np.linspace(-4, 4, 9)}
+    A = made({"ParallelBeam": scan}, (1, 5, 6), "", **tensors)
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((2, 1, 5, 6)), rng.standard_normal((2, 1, 7, 9))
     left = (A.push(Ball(x)).value * y).sum()

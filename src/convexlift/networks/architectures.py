@@ -224,9 +224,7 @@ class TotalVariation(InputConvexNetwork):
             part of a complex image are treated as one number.
     """
 
-    def __init__(
-        self, isotropic: bool = True, in_channels: int = 1, joint: bool = False
-    ) -> None:
+    def __init__(self, isotropic: bool = True, in_channels: int = 1, joint: bool = False) -> None:
         if joint and not isotropic:
             raise ValueError("joint=True takes the Euclidean norm of all differences: isotropic")
         size = 2 * in_channels if joint else 2

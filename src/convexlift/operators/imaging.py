@@ -234,6 +234,7 @@ class DifferenceOperator(LinearOperator):
 
         It belongs to differences on a torus, which has more of them.
         """
+
         def along(size: int) -> Tensor:
             w = torch.fft.fftfreq(size, dtype=like.dtype, device=like.device)
             return 2 - 2 * torch.cos(2 * torch.pi * w)
