@@ -429,7 +429,8 @@ def mixture(t: Array, shares: Array) -> Activation:
     def dual(s: Array) -> list[Array]:
         b = reduce(np.maximum, [(np.abs(s) - A[i]) / k[i] for i in range(len(t))])
         # b has a slope that differs from s by roundings, and h* from h*(s) by t_J times as much.
-        return [*(w * m**2 / 2 for w, m in clipped(b)), 0 * b + t[-1], 0 * b - t[-1]]
+        most = np.where(s == 0, 0.0, t[-1])
+        return [*(w * m**2 / 2 for w, m in clipped(b)), most, -most]
 
     value: Any = lambda a: [w * m * (a - m / 2) for w, m in clipped(a)]
     return Activation(-1.0, 1.0, value, dual, formulas=len(t))
@@ -455,7 +456,8 @@ def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
     def dual(s: Array) -> list[Array]:
         q, beyond = [np.clip(np.abs(s) - A[j], 0, c[j]) for j in each], np.maximum(np.abs(s) - 1, 0)
         parts = sum(q[j] * (t[j] + q[j] * rate[j]) for j in each)
-        b = t[-1] + beyond / (tail or 1.0)  # no b is larger; A_j has errors, and h* b times these
+        b = np.where(s == 0, 0.0, t[-1] + beyond / (tail or 1.0))
+        # No h*'(s) is larger than b; A_j has errors, and h* b times these.
         return [parts + beyond * (t[-1] + beyond / (2 * tail or 1.0)), b, -b]
 
     steepest: Any = lambda a: 1 + tail * a
@@ -635,7 +637,7 @@ class Proof:
     def everywhere(self, name: str, shape: Shape) -> Array:
         """Numbers of each channel, or of each entry or channel of one image or of every one."""
         array, channels = self.tensor(name), (shape[0], *[1] * len(shape[1:]))
-        array = array if array.ndim > 1 else array.reshape(-1, *channels)
+        array = array if array.ndim > 1 else array.reshape(1, -1, 1, 1)
         fits = len(array) in (1, self.batch) and array.shape[1:] in (shape, channels)
         require(fits, f"the tensor {name!r} does not fit {shape}")
         return np.broadcast_to(array, (self.batch, *shape))
@@ -682,20 +684,30 @@ class Proof:
                 k = whole("the size of an AveragePool", k, 1, min(shape[1:]))
                 made = self.convolution(np.full((1, 1, k, k), 1 / k**2), shape, k, None)
             case "ForwardDifferences", []:
-                made = self.convolution(differences(), shape, 1, "edge")
+                V = self.convolution(differences(), shape, 1, "edge")
+
+                def push(x: Ball) -> Ball:  # errs by one subtraction: a constant image has none
+                    value, carried = V.push(x).value, V.push(Ball(0 * x.value, x.error)).error
+                    return Ball(value, (carried + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
+
+                made = V._replace(push=push)
             case "PixelSum", [mean]:
                 pixels = math.prod(shape[1:])
                 weight = np.array([1 / pixels if flag("mean", mean) else 1.0])
-                push = lambda w, x: w * x.sum((2, 3))
-                pull = lambda w, y: np.broadcast_to(w * y, (len(y), *shape))
-                made = linear(weight, (shape[0], 1, 1), shape, pixels, push, pull)
+                ways = (
+                    lambda w, x: w * x.sum((2, 3)),
+                    lambda w, y: np.broadcast_to(w * y, (len(y), *shape)),
+                )
+                made = linear(weight, (shape[0], 1, 1), shape, pixels, *ways)
             case "Dense", [inputs, outputs]:
                 require(inputs == math.prod(shape), f"{name} is not made for {shape}")
                 weight = self.tensor(f"network.{name}.weight", (outputs, inputs))
                 self.spend(2 * weight.size, self.batch * weight.size)
-                push = lambda w, x: x.reshape(len(x), -1) @ w.T
-                pull = lambda w, y: y.reshape(len(y), -1) @ w
-                made = linear(weight, (outputs, 1, 1), shape, max(weight.shape), push, pull)
+                ways = (
+                    lambda w, x: x.reshape(len(x), -1) @ w.T,
+                    lambda w, y: y.reshape(len(y), -1) @ w,
+                )
+                made = linear(weight, (outputs, 1, 1), shape, max(weight.shape), *ways)
             case "MRI", [mask, maps, channels]:
                 require(channels == shape[0] in (1, 2), "MRI does not fit images of this shape")
                 made = self.coils(self.operand(maps), shape)
@@ -761,8 +773,8 @@ class Proof:
         kind, stated, skip, previous, links, named, residual = fields(name, described, LAYER)
         sources = {"skip": (0, skip), "previous": (i, previous)}
         for j in links:
-            require(str(int(j)) == j, f"{name}.links has {j!r} in place of a number")
-            sources[f"links.{j}"] = whole(f"{name}.links", int(j), 1, i), links[j]
+            require(j in map(str, range(1, i + 1)), f"{name}.links has {j!r}, not an earlier layer")
+            sources[f"links.{j}"] = int(j), links[j]
         maps = []
         for which, (j, content) in sources.items():
             if content is not None:
@@ -911,10 +923,10 @@ def verdicts(proof: Proof) -> tuple[Verdict, ...]:
         below = number(f"{name}.lower_bound", below, -LARGE, above)
         gap = number(f"{name}.gap", gap, 0, LARGE) if gap is not None else math.inf
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
-        # About the same gap must be proved. The bound here need not be the best: one that is
-        # better by next to nothing is not a contradiction.
-        slack = 1e-11 * abs(high) + NOTHING
-        allowed = TOLERANCE * abs(high) + (above - below) + NOTHING
+        # About the same gap must be proved, up to rounding where the objective is 0. The bound
+        # here need not be the best: one that is better by next to nothing is no contradiction.
+        slack, rounding = 1e-11 * abs(high) + NOTHING, float(J.error[i] + bound.error[i])
+        allowed = TOLERANCE * abs(high) + (above - below) + 2 * rounding + NOTHING
         require(low <= high, f"its bound {low!r} is above its objective {high!r}")
         require(least <= above, f"{name}.objective is {above!r}, but it is above {least!r}")
         require(below <= most + slack, f"{name}.lower_bound is {below!r}, but it is below {most!r}")
