@@ -445,7 +445,7 @@ def _(f: Forged) -> None:
     f.layer["skip"] = {"PixelSum": {}}
 
 
-@case("malformed/stride of 0", "a stride is '0', not a whole number")
+@case("malformed/stride of 0", "a stride is '0', not a number in [1, ")
 def _(f: Forged) -> None:
     f.layer["skip"] = convolution(stride=0)
 

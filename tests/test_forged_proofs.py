@@ -14,7 +14,9 @@ def test_true_proofs_are_confirmed_and_others_refused_by_name(name, capsys):
     if not reason:
         for verdict in verify(path):
             assert verdict.lower_bound <= verdict.objective
-            assert 0 <= verdict.objective - verdict.lower_bound <= max(0.2 * verdict.objective, 1e-12)
+            assert (
+                0 <= verdict.objective - verdict.lower_bound <= max(0.2 * verdict.objective, 1e-12)
+            )
         return
     with pytest.raises(ProofRejected) as refused:
         verify(path)

@@ -78,17 +78,11 @@ MAPS = {
     "PixelSum": "mean",
     "ForwardDifferences": "",
 }
-EVEN = {
-    "Abs": "",
+ACTIVATIONS = dict.fromkeys(("Abs", "HalfSquare", "Linear", "ReLU"), "") | {
     "Huber": "delta",
-    "HalfSquare": "",
     "HuberMixture": "widths",
     "QuadraticSpline": "knots even tail",
-}
-ACTIVATIONS = EVEN | {
-    "ReLU": "",
     "LeakyReLU": "slope",
-    "Linear": "",
     "SmoothedReLU": "slope smoothing",
     "SmoothedLeakyReLU": "slope smoothing",
     "Softplus": "sharpness",
@@ -114,11 +108,10 @@ def number(name: str, value: Any, low: float = 1 / LARGEST, high: float = LARGES
     return float(value)
 
 
-def whole(name: str, value: Any, low: int = 1, high: int = 2**20) -> int:
-    """A whole number of the description, inside these limits."""
-    inside = type(value) is int and low <= value <= high
-    require(inside, f"{name} is {str(value)[:40]!r}, not a whole number in [{low}, {high}]")
-    return int(value)
+def whole(name: str, value: Any, high: int = 2**20) -> int:
+    """A whole number of the description, up to this one."""
+    require(type(value) is int, f"{name} is {str(value)[:40]!r}, not a whole number")
+    return int(number(name, value, 1, high))
 
 
 def flag(name: str, value: Any) -> bool:
@@ -332,6 +325,12 @@ def differences() -> Array:
     return weight
 
 
+def subtracted(V: Map, x: Ball) -> Ball:
+    """Differences, each of which errs by one rounding: none in a constant image."""
+    value, carried = V.push(x).value, V.push(Ball(0 * x.value, x.error)).error
+    return Ball(value, (carried + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
+
+
 def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
     """Integrals along lines, given by x, y, dx, dy of a point and a unit vector, as Joseph does.
 
@@ -392,7 +391,6 @@ class Activation(NamedTuple):
         h = formula(*self.value(a.value))
         bound: Any = max(abs(self.low), abs(self.high))
         if not np.isfinite(bound):
-            require(self.steepest is not None, "no bound on the slopes of this activation")
             bound = self.steepest(np.abs(a.value) + a.error)  # type: ignore[misc]
         return Ball(h.value, (self.formulas * h.error + bound * a.error) * (1 + ROUNDINGS))
 
@@ -464,9 +462,9 @@ def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
     return Activation(-high if even else 0.0, high, value, dual, 1, steepest, len(w) + 1)
 
 
-def activation(described: Any, shares: Any = None, known: Any = ACTIVATIONS) -> Activation:
+def activation(described: Any, shares: Any = None) -> Activation:
     """The activation with this description; with J knots, ``shares(J)`` are (channels, J)."""
-    kind, options = part("an activation", described, known)
+    kind, options = part("an activation", described, ACTIVATIONS)
     match kind, options:
         case ("HuberMixture", [knots]) | ("QuadraticSpline", [knots, _, _]):
             t = np.array([number(f"a knot of a {kind}", each) for each in knots])
@@ -480,8 +478,9 @@ def activation(described: Any, shares: Any = None, known: Any = ACTIVATIONS) -> 
             even, tail = flag("even", options[1]), number("tail", options[2], 0)
             return spline(np.append(0.0, t), c, tail, even)
         case "GroupNorm", [size, profile]:
-            h = activation(profile, known=EVEN)
-            require(h.low < 0, "the profile of a GroupNorm is uneven, so h(|a|) need not be convex")
+            h = activation(profile)
+            even = h.low == -h.high and h.group == 1  # h of a norm is convex for these
+            require(even, "the profile of a GroupNorm is not even, or a group itself")
             return h._replace(group=whole("the size of a GroupNorm", size))
         case "HalfSquare", []:
             half_square: Any = lambda a: [a * a / 2]
@@ -500,7 +499,7 @@ def activation(described: Any, shares: Any = None, known: Any = ACTIVATIONS) -> 
         case "Linear", []:
             return Activation(1.0, 1.0, lambda a: [a], lambda s: [0 * s])
     # k a + (1 - k) psi(a), or psi(|a|): psi rises from 0 with a^2 / (2 nu) on [0, nu], then by 1.
-    even = kind in EVEN
+    even = kind in ("Abs", "Huber")
     q = dict(zip(ACTIVATIONS[kind].split(), options, strict=True))
     k = number("slope", q["slope"], 0, 1 - U) if "slope" in q else 0.0
     nu = sum(number(name, q[name]) for name in ("delta", "smoothing") if name in q)
@@ -564,7 +563,7 @@ class Proof:
         require(head["format"] == 1, f"its format is {head['format']!r}, not 1")
         require("concave" not in head["problem"]["network"], WEAK)
         _, made_by, problem, self.claims, radius, sums, network, _ = fields("it", head, FILE)
-        shape, self.weight, box, data, operator, described = fields("problem", problem, PROBLEM)
+        shape, weight, (low, high), data, operator, described = fields("problem", problem, PROBLEM)
         others = sorted(sums.keys() ^ self.arrays.keys())
         require(not others, f"the tensors {others} are missing, or have no digest")
         for name, array in self.arrays.items():
@@ -581,12 +580,11 @@ class Proof:
         self.x = self.tensor("x")
         self.batch, *image = self.x.shape
         require(len(image) == 3 and image == shape, "'x' is not of image_shape")
-        low, high = box
         self.lower = -np.inf if low is None else number("an end of the box", low, -LARGEST)
         self.upper = np.inf if high is None else number("an end of the box", high, -LARGEST)
         inside = (self.x >= self.lower) & (self.x <= self.upper)
         require(inside.all() and self.lower < self.upper, "the tensor 'x' is outside the box")
-        self.weight, self.radius = number("weight", self.weight), number("radius", radius)
+        self.weight, self.radius = number("weight", weight), number("radius", radius)
         self.operator = self.map(operator, "", tuple(image))
         every = (self.batch, *self.operator.shape)
         self.v = None if self.operator.diagonal else self.tensor("dual.data", every)
@@ -603,8 +601,8 @@ class Proof:
         require(fits, f"its network is not made for images {image}")
         self.layers = [self.layer(*each) for each in enumerate(layers)]
         # Output, biases and factors of links have pixels where a guide read them off the data.
-        whole = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
-        read = any(math.prod(each.shape[2:]) > 1 for each in whole)
+        given = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
+        read = any(math.prod(each.shape[2:]) > 1 for each in given)
         premise = "given the weights that the guide read from these data, " * read
         self.origin = made_by, network, premise
         self.output = self.everywhere("network.output", self.shapes[-1])
@@ -628,11 +626,11 @@ class Proof:
         require(most <= LARGEST, f"{name} holds {most:g}; rescale the problem, up to {LARGEST:g}")
         return np.asarray(array, dtype=np.float64)
 
-    def operand(self, name: Any, shape: Shape | None = None) -> Array:
+    def operand(self, name: Any) -> Array:
         """A tensor of the operator. Those of the network have names that follow from the layers."""
         fits = type(name) is str and name.startswith("operator.")
         require(fits, f"an operator has {str(name)[:40]!r} in place of a tensor operator.*")
-        return self.tensor(name, shape)
+        return self.tensor(name)
 
     def everywhere(self, name: str, shape: Shape) -> Array:
         """Numbers of each channel, or of each entry or channel of one image or of every one."""
@@ -681,33 +679,24 @@ class Proof:
                 stride = whole("a stride", stride)
                 made = self.convolution(weight, shape, stride, PADDINGS[padding])
             case "AveragePool", [k]:
-                k = whole("the size of an AveragePool", k, 1, min(shape[1:]))
+                k = whole("the size of an AveragePool", k, min(shape[1:]))
                 made = self.convolution(np.full((1, 1, k, k), 1 / k**2), shape, k, None)
             case "ForwardDifferences", []:
                 V = self.convolution(differences(), shape, 1, "edge")
-
-                def push(x: Ball) -> Ball:  # errs by one subtraction: a constant image has none
-                    value, carried = V.push(x).value, V.push(Ball(0 * x.value, x.error)).error
-                    return Ball(value, (carried + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
-
-                made = V._replace(push=push)
+                made = V._replace(push=lambda x: subtracted(V, x))
             case "PixelSum", [mean]:
                 pixels = math.prod(shape[1:])
                 weight = np.array([1 / pixels if flag("mean", mean) else 1.0])
-                ways = (
-                    lambda w, x: w * x.sum((2, 3)),
-                    lambda w, y: np.broadcast_to(w * y, (len(y), *shape)),
-                )
-                made = linear(weight, (shape[0], 1, 1), shape, pixels, *ways)
+                push = lambda w, x: w * x.sum((2, 3))
+                pull = lambda w, y: np.broadcast_to(w * y, (len(y), *shape))
+                made = linear(weight, (shape[0], 1, 1), shape, pixels, push, pull)
             case "Dense", [inputs, outputs]:
                 require(inputs == math.prod(shape), f"{name} is not made for {shape}")
                 weight = self.tensor(f"network.{name}.weight", (outputs, inputs))
                 self.spend(2 * weight.size, self.batch * weight.size)
-                ways = (
-                    lambda w, x: x.reshape(len(x), -1) @ w.T,
-                    lambda w, y: y.reshape(len(y), -1) @ w,
-                )
-                made = linear(weight, (outputs, 1, 1), shape, max(weight.shape), *ways)
+                push = lambda w, x: x.reshape(len(x), -1) @ w.T
+                pull = lambda w, y: y.reshape(len(y), -1) @ w
+                made = linear(weight, (outputs, 1, 1), shape, max(weight.shape), push, pull)
             case "MRI", [mask, maps, channels]:
                 require(channels == shape[0] in (1, 2), "MRI does not fit images of this shape")
                 made = self.coils(self.operand(maps), shape)
@@ -730,12 +719,11 @@ class Proof:
         """Correlation with these kernels, if there is room and time for it."""
         fits = weight.ndim == 4 and len(shape) == 3
         require(fits, f"kernels {weight.shape} do not fit images {shape}")
-        outputs, inputs, *kernel = weight.shape
-        images = self.batch * shape[0] // inputs
+        _, inputs, *kernel = weight.shape
         padded = math.prod(n + k for n, k in zip(shape[1:], kernel, strict=True))
-        products = math.prod(kernel) * outputs * math.prod(-(-n // stride) for n in shape[1:])
-        numbers = 2 * weight.size + images * (2 * inputs + outputs) * padded
-        self.spend(numbers, CALL * math.prod(kernel) + images * inputs * products)
+        margins = self.batch * shape[0] * (padded - math.prod(shape[1:]))
+        products = self.batch * shape[0] * weight.size // inputs * math.prod(shape[1:])
+        self.spend(2 * weight.size + margins, CALL * math.prod(kernel) + products // stride**2)
         return convolution(weight, shape, stride, mode)
 
     def coils(self, maps: Array, shape: Shape) -> Map:
@@ -789,7 +777,7 @@ class Proof:
         (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
         channels, *size = shape
         h = activation(kind, lambda J: self.tensor(f"network.{name}.shares", (channels, J)))
-        self.spend(2 * (h.formulas - 1) * self.batch * math.prod(shape))
+        self.spend((h.formulas - 1) * self.batch * math.prod(shape))
         alone = all(j == 0 for j, _ in maps)
         require(alone or h.low >= 0, f"{name}.activation decreases, and reads more than the image")
         fits = channels == stated and channels % h.group == 0
