@@ -271,23 +271,32 @@ def _(f: Forged) -> None:
 
 @case("malformed/weights of 1e308", "fidelity.weights holds 1.7e+308; rescale the problem")
 def _(f: Forged) -> None:
-    f.weighted(1.7e308, 1.0, 1.0, 1.0)
-    f.claim(1e21, 1e20)
+    """q (x - y)^2 / 2 + v x is v y - v^2 / 2q at its minimum, and 2q overflows."""
+    v, y = 1e165, 1e-145
+    f.weighted(1.7e308, 1.7e308, 1.7e308, 1.7e308)
+    f.layer["activation"] = {"Linear": {}}
+    f.tensors |= {"network.output": np.array([2 * v]), "dual.1": full(v), "x": full(y)}
+    f.tensors["y"] = full(y)
+    f.claim(4.0001e20, 3.9999e20)  # there are images of -1.1e22
 
 
 @case("malformed/diagonal of 1e308", "operator.0.values holds 1.5e+308; rescale the problem")
 def _(f: Forged) -> None:
+    """x has no data, and c / d = 1e-20 / 1.5e308 underflows for c x."""
+    f.zero()
     f.diagonal(full(1.5e308))
     f.weighted(0.0, 0.0, 0.0, 0.0)
-    f.tensors["network.output"] = np.array([2e-20])
-    f.claim(1.0, 1.0)
+    f.layer.update(activation={"Linear": {}}, bias=True)
+    f.tensors |= {"network.output": np.array([2e-20]), "dual.1": full(1e-20)}
+    f.tensors["network.layers.0.bias"] = np.array([1e20])
+    f.claim(4.0, 4.0)
 
 
 @case("malformed/shares of 1e308", "network.layers.0.shares holds 1.7e+308; rescale the problem")
 def _(f: Forged) -> None:
     f.layer["activation"] = {"HuberMixture": {"widths": [1, 2]}}
-    f.tensors["network.layers.0.shares"] = full(1.7e308, 1, 2)
-    f.claim(0.0, 0.0)
+    f.tensors |= {"network.layers.0.shares": full(1.7e308, 1, 2), "dual.1": full(0)}
+    f.claim(0.5, 0.0)  # the objective is 2.5
 
 
 @case("malformed/weight of 1e300", "fidelity.weights holds 1e+300; rescale the problem")
@@ -410,7 +419,11 @@ def _(f: Forged) -> None:
 def _(f: Forged) -> None:
     mri = {"mask": "operator.0.mask", "maps": "operator.1.maps", "channels": 1}
     f.problem["operator"] = {"MRI": mri}
-    f.tensors |= {"operator.0.mask": full(1), "operator.1.maps": full(1, 2, 2, 2, 2)}
+    maps = np.array([0.0, 1.0]).reshape(2, 1, 1, 1) * full(1, 2, 2, 2, 2)
+    f.tensors |= {"operator.0.mask": full(1), "operator.1.maps": maps, "dual.1": full(0)}
+    f.tensors |= {name: full(0, 1, 2, 2, 2) for name in ("y", "dual.data")}
+    f.problem["box"] = [0, 4]
+    f.claim(3.0, 0.0)
 
 
 @case("malformed/volume", "'x' is not of image_shape")
@@ -418,8 +431,9 @@ def _(f: Forged) -> None:
     f.problem["image_shape"] = [1, 2, 2, 2]
     f.layer["skip"] = {"PixelSum": {"mean": False}}
     del f.tensors["network.layers.0.skip.weight"]
-    f.tensors |= {name: full(1, 1, 1, 2, 2, 2) for name in ("x", "y", "dual.1")}
-    f.claim(0.0, 0.0)
+    x = np.array([0.0, 4.0]) * full(1, 1, 1, 2, 2, 2)
+    f.tensors |= {"x": x, "y": x, "dual.1": full(0, 1, 1, 1, 1)}
+    f.claim(0.0, 0.0)  # the objective is 8
 
 
 # Malformed: descriptions
