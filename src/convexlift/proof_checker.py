@@ -193,7 +193,8 @@ class Ball:
         """The sum over all dimensions except the batch, (B, ...) -> (B,)."""
         value, error = (part.reshape(len(part), -1) for part in (self.value, self.error))
         require(np.isfinite(value).all(), "its bound is not finite")
-        sums = np.array([math.fsum(memoryview(each)) for each in value])  # exact, then rounded
+        rows: Any = np.ascontiguousarray(value)
+        sums = np.array([math.fsum(memoryview(each)) for each in rows])  # exact, then rounded
         return Ball(sums, (error.sum(1) + 2 * U * np.abs(sums)) * (1 + 4 * value.shape[1] * U))
 
 
@@ -400,7 +401,7 @@ class Activation(NamedTuple):
         Any slope in the domain proves something: none is so small or large that h* leaves the
         range of float64.
         """
-        s = np.clip(np.divide(p, t, out=np.zeros_like(p), where=t > 0), -LARGEST, LARGEST)
+        s: Array = np.clip(np.divide(p, t, out=np.zeros_like(p), where=t > 0), -LARGEST, LARGEST)
         s = np.where(np.abs(s) >= 1 / LARGEST, s, 0.0)
         if self.group == 1:
             return np.clip(s, self.low, self.high)
@@ -552,11 +553,11 @@ class Proof:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         require(os.stat(path).st_size <= 8 * BUDGET, "it is too large to be checked")
         with safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get("convexlift_proof")
+            text = (file.metadata() or {}).get("convexlift_proof") or ""
             require(text, "it is not a proof file of convexlift")
             require(len(text) <= 2**24, "its description is too long to be checked")
             self.arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        head = json.loads(str(text), object_pairs_hook=distinct)
+        head = json.loads(text, object_pairs_hook=distinct)
         canonical = json.dumps({n: head[n] for n in head if n != "digest"}, **CANONICAL)
         found = sha256(canonical.encode()).hexdigest()
         require(found == head["digest"], f"the description {CHANGED}")
@@ -589,7 +590,7 @@ class Proof:
         every = (self.batch, *self.operator.shape)
         self.v = None if self.operator.diagonal else self.tensor("dual.data", every)
         kind, scale = part("the data term", data, FIDELITIES)
-        y, q = self.tensor("y", every), number("scale", scale[0]) if scale else np.float64(1)
+        y, q = self.tensor("y", every), np.array(number("scale", scale[0]) if scale else 1.0)
         if kind in ("WeightedL2", "KullbackLeibler"):
             q = self.tensor("fidelity.weights" if kind == "WeightedL2" else "fidelity.background")
         require(np.min(q) >= 0, "weights or background of its data have negative entries")
@@ -707,12 +708,12 @@ class Proof:
                 weight = np.broadcast_to(self.operand(mask), (self.batch, *made.shape))
                 made = linear(weight, made.shape, made.shape).after(made)
             case "ParallelBeam", scan:
-                made = self.scanner(*scan, shape)
+                made = self.scanner(scan, shape)
             case "FanBeam", [*scan, source, detector, surface]:
                 source = number("source_distance", source)
                 detector = number("detector_distance", detector, 0)
                 require(surface in ("curved", "flat"), "a detector is neither flat nor curved")
-                made = self.scanner(*scan, shape, (source, detector, surface == "curved"))
+                made = self.scanner(scan, shape, (source, detector, surface == "curved"))
         return made
 
     def convolution(self, weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
@@ -739,9 +740,9 @@ class Proof:
         pull = lambda w, y: (w * y.reshape(-1, to[0], 1, *shape[1:])).sum(1)
         return linear(w[:, :, : shape[0]], to, shape, to[0] + 2, push, pull)
 
-    def scanner(self, size: Any, pixel: Any, angles: Any, bins: Any, shape: Shape,
-                fan: tuple[float, float, bool] | None = None) -> Map:  # fmt: skip
+    def scanner(self, scan: Any, shape: Shape, fan: Any = None) -> Map:
         """Parallel rays at angles, or rays from a source that moves around the image."""
+        size, pixel, angles, bins = scan
         t, bins = self.operand(angles).reshape(-1, 1), self.operand(bins).ravel()
         require([*shape] == [1, *size], f"a scanner does not fit images {shape}")
         count = 4 * t.size * bins.size * sum(shape[1:])  # two pixels at each step of a ray
@@ -815,7 +816,7 @@ def minorant(proof: Proof) -> tuple[Ball, Ball]:
     t[-1] = top = Ball(proof.output) * Ball(proof.weight)
     beta, one, theta = Ball(np.zeros(proof.batch)), Ball(np.ones(proof.batch)), Ball(proof.theta)
     for i, (h, maps, bias, residual, p) in reversed([*enumerate(proof.layers, start=1)]):
-        spread = Ball(*(part.repeat(h.group, axis=1) for part in (t[i].value, t[i].error)))
+        spread = Ball(t[i].value.repeat(h.group, axis=1), t[i].error.repeat(h.group, axis=1))
         s = h.slope(p, spread.value)
         q = Ball(s) * spread
         beta = beta + (q * Ball(bias)).total() + -(h.conjugate(s) * t[i]).total()
