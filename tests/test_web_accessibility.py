@@ -125,7 +125,7 @@ def test_a_screen_reader_finds_its_way(theme, visitor):
     visitor.run("denoise")
     visitor.click("#denoise-numbers summary")
     driver.execute_script(Path(os.environ["AXE_CORE"]).read_text())
-    for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
+    for tab in ("Denoise", "Inpaint", "CT", "About"):
         visitor.tab(tab)
         time.sleep(0.5)
         found = driver.execute_async_script(
@@ -146,10 +146,7 @@ def test_nothing_is_cut_off_on_a_phone(visitor):
         visitor.open()
         visitor.run("denoise")
         visitor.click("#denoise-numbers summary")
-        visitor.tab("Race")
-        visitor.click("#race-start")
-        visitor.wait(lambda: "Done." in visitor.text("#race-status"), "the end", 120)
-        for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
+        for tab in ("Denoise", "Inpaint", "CT", "About"):
             visitor.tab(tab)
             time.sleep(0.5)
             wide = driver.execute_script(

@@ -362,14 +362,3 @@ def test_inpaint_with_a_mask_file(visitor, downloads, tmp_path):
     visitor.upload("#inpaint-mask-file", tmp_path / "mask.png")
     visitor.wait(lambda: "2 % missing" in visitor.text("body"), "the mask")
     visitor.run("inpaint")
-
-
-def test_a_race(visitor):
-    visitor.tab("Race")
-    visitor.wait(lambda: "Problem: Denoise camera" in visitor.text("#race-problem"), "the problem")
-    visitor.click("#race-start")
-    visitor.wait(lambda: "Done." in visitor.text("#race-status"), "the end", 120)
-    table = visitor.text("#race-table")
-    for name in ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d"):
-        assert name in table
-    assert len(visitor.driver.find_elements("css selector", "#race-plot polyline")) == 6

@@ -325,7 +325,7 @@ def test_a_visitor_has_at_most_two_runs_in_the_queue(visitor, other):
     answers = [visitor.join("denoise-start", "click", SLOW) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     assert "2 runs in the queue" in answers[2].json()["detail"]
-    assert visitor.join("race-start", "click", {}).status_code == 429  # one group for all runs
+    assert visitor.join("inpaint-start", "click", {}).status_code == 429  # one group for all runs
     # Uploads of the same visitor, and runs of others, are not affected.
     path = visitor.send("mine.png", png()).json()[0]
     answer = visitor.join("denoise-file", "upload", {"denoise-file": file_data(path)})

@@ -1,4 +1,4 @@
-"""The web page without a browser: jobs, runs, races, and the files of results."""
+"""The web page without a browser: jobs, runs, and the files of results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from convexlift.images import load_example, psnr, salt_and_pepper
 from convexlift.solvers.solution import Status
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, data_url, false_colours
-from convexlift.web.race import Race
-from convexlift.web.run import FIRST_RUN, TV, PageJob, Run, fitting
+from convexlift.web.run import TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
@@ -71,7 +70,7 @@ def test_bad_settings_are_named(change, said):
 def test_errors_of_the_library_get_hints_of_the_page():
     job = denoising(crop(), noise="poisson")
     with pytest.raises(PageError, match="poisson") as caught:
-        job.reconstructor(torch.device("cpu"))
+        job.reconstructor(torch.device("cpu"), 60.0)
     assert caught.value.hint.endswith("and its level.")
 
 
@@ -194,7 +193,7 @@ def test_an_upload_is_one_problem_grey_or_in_colour(channels, tmp_path):
     truth = levels.permute(2, 0, 1)[None] / 255
     picture = replace(read_upload(tmp_path / "mine.png", LIMITS), clean=True)
     torch.testing.assert_close(picture.values, truth)
-    result = finished(denoising(picture, **{**FIRST_RUN, "tolerance": 1e-3}))
+    result = finished(denoising(picture, regularizer="photo-open", tolerance=1e-3))
     solution, numbers = result.reconstruction.solution, record(result)
     assert solution.x.shape == (1, channels, 40, 48)
     (proved,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
@@ -251,8 +250,6 @@ def test_a_large_picture_is_solved_whole_on_request(executor, tmp_path, monkeypa
         assert image.size == (256, 200)
     assert "Gap" not in html.details("denoise", result)
     assert "tiles=128" in script(result)
-    with pytest.raises(PageError, match="too large for a race"):
-        Race(job, ["default"], 1.0, executor)
 
 
 def test_stop_stops_the_solver(executor):
@@ -309,31 +306,6 @@ def test_errors_in_a_run_are_sentences(monkeypatch, caplog, executor):
     assert "a run failed" in caplog.text  # the traceback is for the log
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("regularizer", "planes"), [("photo-any-size", 1), ("photo-open", 3)])
-def test_a_race(regularizer, planes, executor):
-    job = denoising(crop(planes=planes), regularizer=regularizer)
-    names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
-    race = Race(job, names, 1.0, executor).start()
-    assert list(race.states(pause=0.01))
-    table, plot = html.standings(race), html.race_plot(race)
-    assert plot.count("<polyline") == 6
-    for lap in race.laps:
-        assert lap.name in table
-        assert lap.name in plot
-        assert lap.checks[-1][1] >= race.bound - 1e-6 * abs(race.bound), lap.name
-    assert race.distances(race.laps[0])[-1][1] < 1e-2
-    with pytest.raises(PageError, match="No method"):
-        Race(job, (), 1.0, executor)
-
-
-@pytest.mark.slow
-def test_a_race_in_a_scanner(executor):
-    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 0.5, executor).start()
-    race.result()
-    assert all(lap.checks and not lap.note for lap in race.laps)
-
-
 def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
     """A weight is searched if the card has none for the estimated kind of noise."""
     monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
@@ -345,13 +317,12 @@ def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
     assert result.reconstruction.weight.note
 
 
-@pytest.mark.parametrize("kind", [Run, Race])
-def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(kind, executor, monkeypatch):
+def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(executor, monkeypatch):
     monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
     reconstructor, prepared, found = PageJob.reconstructor, PageJob.prepared, []
 
     def stopped(*arguments):
-        computation.stop()
+        run.stop()
         return reconstructor(*arguments)
 
     def noted(*arguments):
@@ -360,17 +331,7 @@ def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(kind, exec
 
     monkeypatch.setattr(PageJob, "reconstructor", stopped)
     monkeypatch.setattr(PageJob, "prepared", noted)
-    job = denoising(crop(), regularizer="photo-any-size")
-    computation = Run(job, 600.0, executor) if kind is Run else Race(job, ["sm-c"], 1.0, executor)
-    computation.start().result(60.0)
+    run = Run(denoising(crop(), regularizer="photo-any-size"), 600.0, executor)
+    run.start().result(60.0)
     assert found[0].weight.note  # a search that ends by itself has none
     assert not found[0].weight.trials
-
-
-def test_stop_ends_a_race_and_skips_the_other_methods(executor):
-    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 600.0, executor).start()
-    for _ in race.states(pause=0.01):
-        if race.laps[0].checks:
-            break
-    race.result(60.0)  # a method has 600 s, and no more than one of them was begun
-    assert [lap.note for lap in race.laps[1:]] == ["not run"] * 2

@@ -324,13 +324,15 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
 
 def _warm_up(device: torch.device) -> None:
     """Start a tiny run, which imports modules that would cost the first visitor seconds."""
+    from convexlift.reconstruction.options import DenoiseOptions
     from convexlift.web.html import details, facts
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
-    from convexlift.web.run import FIRST_RUN, PageJob, Run
+    from convexlift.web.run import PageJob, Run
 
     blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank", clean=True)
-    job = PageJob("denoise", blank, FIRST_RUN)
+    options = {"simulate": True, "sigma": 0.1, "regularizer": DenoiseOptions.regularizer}
+    job = PageJob("denoise", blank, options)
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # logged by the run
         result = Run(job, 1.0, executor, device).start().result()
         facts(job.task, result, record(result))
