@@ -219,10 +219,7 @@ class RunDisplay:
                     html.convergence_plot(()), padding=False, elem_id=f"{name}-plot"
                 )
                 self.facts = gr.HTML(padding=False, elem_id=f"{name}-facts")
-        labels = {
-            "image": "Image (PNG)", "json": "Numbers (JSON)", "script": "Script (Python)",
-            "zip": "Everything (ZIP)",
-        }  # fmt: skip
+        labels = {"image": "Image (PNG)", "json": "Numbers (JSON)", "zip": "Everything (ZIP)"}
         with gr.Row(visible=False) as self.downloads:
             self.files = {
                 kind: gr.DownloadButton(label, size="sm", min_width=120, elem_id=f"{name}-{kind}")

@@ -1,4 +1,4 @@
-"""HTML fragments of the page: status lines, pictures, numbers, maps, tables and plots.
+"""HTML fragments of the page: status lines, pictures, numbers, maps and plots.
 
 Plots are SVG in the colours of the style sheet: sharp, small, and they follow dark mode. Gradio's
 own line plot cannot shade the gap between two curves.
