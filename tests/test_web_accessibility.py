@@ -71,8 +71,7 @@ def test_the_focus_is_neither_below_the_buttons_nor_behind_a_list_left_open(page
     size = {"width": 1280, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        visitor = Visitor(driver, address)
-        visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
+        Visitor(driver, address)
         driver.execute_script("document.querySelector('button[role=tab]').focus()")
         reached = None
         for _ in range(40):
@@ -92,25 +91,6 @@ def test_the_focus_is_neither_below_the_buttons_nor_behind_a_list_left_open(page
         raise AssertionError(f"Start cannot be reached, only {reached}")
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_the_first_picture_is_painted_before_the_scripts_have_run(visitor):
-    driver = visitor.driver
-    note = (
-        "customElements.whenDefined('gradio-app').then(() => window.ran = performance.now());"
-        "new PerformanceObserver(list => window.painted ??= list.getEntries().find("
-        "entry => entry.element?.tagName === 'IMG')?.startTime"
-        ").observe({type: 'largest-contentful-paint', buffered: true});"
-    )
-    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": note})
-    visitor.open()
-    painted, ran = driver.execute_script("return [window.painted, window.ran]")
-    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    assert painted < ran
-    visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
-    # The late style sheet must not win over those of the components, which give tabs their space.
-    space = "return getComputedStyle(document.querySelector('button[role=tab]')).paddingLeft"
-    assert driver.execute_script(space) != "0px"
 
 
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE is not the path of axe.min.js")

@@ -215,19 +215,6 @@ def test_files_of_the_machine_are_not_served(visitor, listener, folder):
     assert not listener[1]
 
 
-def test_the_page_has_its_first_picture_before_the_scripts(visitor):
-    page = visitor.page.text
-    view, scripts = page.index('id="first-view"'), page.index('<template id="page-scripts">')
-    inert = page[scripts : page.index("</template>")]
-    assert page.index("<body") < view < page.index("data:image/png") < scripts
-    for part in ("window.gradio_config =", 'type="module"', 'rel="stylesheet"'):
-        assert part in inert
-        assert page.count(part) == inert.count(part)  # nothing else keeps the browser from painting
-    assert 'aria-hidden="true"' in page[view:scripts]
-    assert "view.remove()" in page[view:scripts]
-    assert "http" not in page[view:scripts]
-
-
 def test_only_the_routes_of_the_page_exist(visitor, server):
     for path in (
         *("/openapi.json", "/docs", "/redoc", "/monitoring", "/login", "/deep_link"),

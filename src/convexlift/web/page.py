@@ -12,13 +12,12 @@ import torch
 
 import convexlift
 from convexlift.files.formats import EXPORTS
-from convexlift.web import html
 from convexlift.web.components import Site
 from convexlift.web.ct_tab import CTTab
 from convexlift.web.html import TEMPLATES
 from convexlift.web.inpaint_tab import InpaintTab
 from convexlift.web.requests import Queue
-from convexlift.web.tabs import FIRST_EXAMPLE, DenoiseTab, example_picture
+from convexlift.web.tabs import DenoiseTab
 from convexlift.web.visitors import Sessions
 
 HEADLINE = """<div class="headline"><h1>convexlift</h1>
@@ -88,9 +87,3 @@ def appearance() -> dict[str, Any]:
         '<meta name="color-scheme" content="light dark">'
         f"<script>{TEMPLATES.get_template('uploads.js').render(refused=list(EXPORTS))}</script>",
     }
-
-
-def first_view() -> str:
-    """The first picture of the page, shown until Gradio's scripts have loaded."""
-    picture = html.chosen_picture(example_picture(FIRST_EXAMPLE))
-    return TEMPLATES.get_template("first_view.html").render(picture=picture)

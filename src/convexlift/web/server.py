@@ -131,8 +131,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
         import fastapi
         import gradio
 
-        from convexlift.web.first_view import FirstView
-        from convexlift.web.page import appearance, build, first_view
+        from convexlift.web.page import appearance, build
         from convexlift.web.requests import RequestFilter
         from convexlift.web.uploads import upload_routes
         from convexlift.web.visitors import Sessions
@@ -164,7 +163,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
             # is mounted. The filter checks them first, and Gradio again.
             blocks.has_launched = True
             yield RequestFilter(
-                FirstView(app, first_view()),
+                app,
                 sessions,
                 queue,
                 body_bytes=limits.upload_bytes,
