@@ -52,6 +52,6 @@ def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> dic
     with zipfile.ZipFile(files["zip"], "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for kind in ("image", "json"):
             archive.write(files[kind], files[kind].name)
-        with archive.open("reconstruction.npy", "w") as file:
+        with archive.open("reconstruction.npy", "w", force_zip64=True) as file:
             np.save(file, x.cpu().numpy(), allow_pickle=False)
     return files
