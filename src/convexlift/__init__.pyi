@@ -30,8 +30,6 @@ from convexlift.networks.activations import LeakyReLU as LeakyReLU
 from convexlift.networks.activations import Linear as Linear
 from convexlift.networks.activations import ReLU as ReLU
 from convexlift.networks.architectures import TotalVariation as TotalVariation
-from convexlift.networks.exponential_activations import ELU as ELU
-from convexlift.networks.exponential_activations import Softplus as Softplus
 from convexlift.networks.group_activations import GroupNorm as GroupNorm
 from convexlift.networks.huber_mixture import HuberMixture as HuberMixture
 from convexlift.networks.icnn import ConvexLayer as ConvexLayer

@@ -85,8 +85,6 @@ ACTIVATIONS = dict.fromkeys(("Abs", "HalfSquare", "Linear", "ReLU"), "") | {
     "LeakyReLU": "slope",
     "SmoothedReLU": "slope smoothing",
     "SmoothedLeakyReLU": "slope smoothing",
-    "Softplus": "sharpness",
-    "ELU": "alpha",
     "GroupNorm": "size profile",
 }
 
@@ -486,17 +484,6 @@ def activation(described: Any, shares: Any = None) -> Activation:
         case "HalfSquare", []:
             half_square: Any = lambda a: [a * a / 2]
             return Activation(-np.inf, np.inf, half_square, half_square, steepest=lambda a: a)
-        case "Softplus", [b]:  # log(1 + exp(b a)) / b, and (s log s + (1 - s) log(1 - s)) / b
-            b = number("sharpness", b)
-            value = lambda a: [np.abs(a) / 2, a / 2, np.log1p(np.exp(-b * np.abs(a))) / b]
-            heads: Any = lambda s: s * np.log(np.maximum(s, 1e-300)) / b
-            tails: Any = lambda s: (1 - s) * np.log1p(-np.minimum(s, 1 - U)) / b
-            return Activation(0.0, 1.0, value, lambda s: [heads(s), tails(s)])
-        case "ELU", [alpha]:  # a or alpha (exp(a) - 1), and s log(s / alpha) - s + alpha, 0 from
-            alpha = number("alpha", alpha, high=1.0)  # alpha on
-            value = lambda a: [np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))]
-            rest: Any = lambda s: [s * np.log(np.maximum(s, 1e-300) / alpha), -s, alpha + 0 * s]
-            return Activation(0.0, 1.0, value, lambda s: rest(np.minimum(s, alpha)))
         case "Linear", []:
             return Activation(1.0, 1.0, lambda a: [a], lambda s: [0 * s])
     # k a + (1 - k) psi(a), or psi(|a|): psi rises from 0 with a^2 / (2 nu) on [0, nu], then by 1.

@@ -1,7 +1,6 @@
 """Input-convex neural networks: activations, linear maps, layers, ready-made architectures."""
 
 # Not used here: their classes register themselves, so that files may name them.
-from convexlift.networks import exponential_activations as _exponential  # noqa: F401
 from convexlift.networks import quadratic_spline as _quadratic_spline  # noqa: F401
 from convexlift.networks.adaptive import AdaptiveNetwork as AdaptiveNetwork
 from convexlift.networks.adaptive import ConditionedNetwork as ConditionedNetwork
