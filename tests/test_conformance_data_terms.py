@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from parts import FIDELITIES, FidelityEntry, exact
+from parts import FIDELITIES, exact
 from strategies import floats
 from torch import Tensor
 
