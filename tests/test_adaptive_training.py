@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_adaptive import NOISE, network
 from training_runs import crops
 from typer.testing import CliRunner
+from zoo import NOISE, Constant, adaptive, guided
 
 import convexlift as cl
 from convexlift.cli import app, training_job
 from convexlift.images import psnr, save_image
 from convexlift.networks import AdaptiveNetwork
-from convexlift.networks.adaptive import places_read
-from convexlift.problems.guesses import picture_for_guide
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
 from convexlift.training import (
     PRESETS,
@@ -33,16 +31,9 @@ from convexlift.training import (
 
 
 def directions(net: AdaptiveNetwork):
-    """Parameters with random directions; in the guide's last layer, one for all that it gives."""
-    for parameter in (net.guide.first.weight, net.output):
+    """Parameters with random directions."""
+    for parameter in (net.guide.first.weight, net.guide.last.weight, net.output):
         yield parameter, torch.randn(parameter.shape)
-    last, first = net.guide.last.weight, 0
-    for place in places_read(net.layers, net.reads):
-        rows = slice(4 * first, 4 * (first + place.channels))  # four pixels at a time
-        direction = torch.zeros_like(last)
-        direction[rows] = torch.randn(direction[rows].shape)
-        yield last, direction
-        first += place.channels
 
 
 TWO_LAYERS = {"depth": 2, "inner_channels": 4, "reads": ("output", "biases", "links")}
@@ -59,7 +50,7 @@ TWO_LAYERS = {"depth": 2, "inner_channels": 4, "reads": ("output", "biases", "li
 )
 def test_gradients_of_the_guide_agree_with_finite_differences(strategy, accuracy, options):
     torch.manual_seed(3)
-    clean, net = torch.rand(1, 1, 6, 6), network(smoothing=0.5, **options)
+    clean, net = torch.rand(1, 1, 6, 6), guided(smoothing=0.5, **options)
     y = clean + NOISE * torch.randn(clean.shape)
     stop = cl.StopWhen(gap=1e-12, max_iterations=3000)
 
@@ -91,7 +82,7 @@ def test_gradients_of_the_guide_agree_with_finite_differences(strategy, accuracy
 
 def trained(steps: int, of: dict | None = None, **options):
     """A short training on parts of the example pictures, for random noise levels."""
-    net = network(**(of or {}))
+    net = guided(**(of or {}))
     stop = options.pop("stop", cl.StopWhen(gap=1e-3, max_iterations=400))
     objective = Bilevel(
         [(GaussianDenoising(0.05, up_to=0.3, box=None), 1.0)], decibels=True, strict=True, stop=stop
@@ -115,7 +106,7 @@ def test_training_raises_the_psnr(options):
         )
         return float(psnr(cl.solve(problem).x, clean).mean())
 
-    before = network(**options)
+    before = guided(**options)
     assert quality(net) > quality(before) + 1
     for name, read in net.readings(y, NOISE).items():
         assert not torch.allclose(read, before.readings(y, NOISE)[name], rtol=0.01), name
@@ -123,7 +114,7 @@ def test_training_raises_the_psnr(options):
 
 
 def test_a_step_whose_lower_level_missed_its_gap_is_not_taken():
-    before = network().state_dict()
+    before = guided().state_dict()
     net, result = trained(3, stop=cl.StopWhen(gap=1e-9, max_iterations=2))
     assert [row["learning_rate"] for row in result.rows] == [0, 0, 0]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -240,8 +231,8 @@ def test_weights_without_bounds_make_training_go_backwards():
     task = GaussianDenoising(0.1, box=None)
     batch = BatchSampler(images, 4).batch(0)
     batch = replace(batch, clean=batch.clean.double())
-    bounded = network(smoothing=0.1)
-    unbounded = network(smoothing=0.1)
+    bounded = guided(smoothing=0.1)
+    unbounded = guided(smoothing=0.1)
     with torch.no_grad():
         bounded.output.fill_(1e3)
         unbounded.output.fill_(1e3)
@@ -260,23 +251,29 @@ def test_weights_without_bounds_make_training_go_backwards():
         assert (float((found - true).norm()) < 0.2 * float(true.norm())) == solvable
 
 
+class Recording(Constant):
+    """Remembers what it was given."""
+
+    def forward(self, picture, noise, seen):
+        self.picture, self.seen = picture, seen
+        return super().forward(picture, noise, seen)
+
+
 def test_other_damage_reaches_the_guide():
     """Missing pixels and impulses are filled in, and the guide is told where."""
     torch.manual_seed(0)
     clean = crops(1)[0][None].double()
     generator = [torch.Generator().manual_seed(0)]
+    guide = Recording(0.0)
+    net = adaptive("adaptive", guide=guide)
     holes = Inpainting(0.3, 0.01).measure(clean, generator)
-    picture, seen = picture_for_guide(holes.fidelity, holes.operator)
-    assert torch.equal(seen, (holes.operator.diagonal != 0).to(seen))
-    assert float((picture - clean).abs().mean()) < 0.05
+    holes.problem(net, 1.0)
+    assert torch.equal(guide.seen, (holes.operator.diagonal != 0).to(guide.seen))
+    assert float((guide.picture - clean).abs().mean()) < 0.05
     impulses = SaltAndPepper(0.25).measure(clean, generator)
-    picture, seen = picture_for_guide(impulses.fidelity, impulses.operator)
+    impulses.problem(net, 1.0)
     hit = impulses.fidelity.y != clean
-    assert float((seen[hit] == 0).double().mean()) > 0.8
-    assert float(seen[~hit].mean()) > 0.8
-    assert float((picture - clean).abs().mean()) < 0.3 * float(
-        (impulses.fidelity.y - clean).abs().mean()
-    )
-    net = network(smoothing=0.1)
-    told, untold = net.weights(picture, 0.05, seen), net.weights(picture, 0.05)
-    assert not torch.equal(told, untold)
+    assert float((guide.seen[hit] == 0).double().mean()) > 0.8
+    assert float(guide.seen[~hit].mean()) > 0.8
+    damage = float((impulses.fidelity.y - clean).abs().mean())
+    assert float((guide.picture - clean).abs().mean()) < 0.3 * damage

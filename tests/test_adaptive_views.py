@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from reconstruct_runs import noisy, one_record, run
-from test_adaptive import NOISE, denoising, guided_by, network
 from typer.testing import CliRunner
+from zoo import NOISE, Constant, guided
 
 import convexlift as cl
 from convexlift import demo as demo_module
@@ -23,6 +23,14 @@ from convexlift.problems.claims import CAVEAT
 
 PREMISE = "given the weights that the guide read from these data, "
 DOCS = Path(__file__).parent.parent / "docs"
+
+
+def denoising(batch: int = 2) -> cl.VariationalProblem:
+    torch.manual_seed(0)
+    y = torch.rand(batch, 1, 9, 12)
+    return cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=guided(), weight=1.0, noise=NOISE
+    )
 
 
 class Edges(Guide, name="EdgesOfTests"):
@@ -37,7 +45,7 @@ class Edges(Guide, name="EdgesOfTests"):
 
 
 def edges() -> AdaptiveNetwork:
-    return AdaptiveNetwork(list(network().layers), Edges())
+    return AdaptiveNetwork(list(guided().layers), Edges())
 
 
 def half_flat(size: int = 24) -> torch.Tensor:
@@ -53,7 +61,7 @@ def files(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
     save_image(tmp_path / "noisy.png", torch.from_numpy(noisy(sigma=NOISE)))
-    cl.save(network().float(), tmp_path / "net")
+    cl.save(guided().float(), tmp_path / "net")
     return tmp_path
 
 
@@ -67,7 +75,7 @@ def reconstruct(*more: str):
 
 def test_the_map_is_the_share_of_the_largest_weights():
     solution = cl.solve(denoising())
-    net, y = network(), denoising().fidelity.y
+    net, y = guided(), denoising().fidelity.y
     largest = NOISE * net.output.detach()
     by_hand = net.weights(y, NOISE).detach().sum(1, keepdim=True) / largest.sum()
     torch.testing.assert_close(solution.weight_map, by_hand)
@@ -76,13 +84,14 @@ def test_the_map_is_the_share_of_the_largest_weights():
 
 @pytest.mark.parametrize("number", [-math.inf, -1.0, 0.0, math.inf])
 def test_the_map_of_a_constant_guide_is_its_number(number):
-    shown = guided_by(number, floor=0.01).condition(torch.rand(1, 1, 5, 6), NOISE).weight_map
+    net = AdaptiveNetwork(list(guided().layers), Constant(number), floor=0.01)
+    shown = net.condition(torch.rand(1, 1, 5, 6), NOISE).weight_map
     share = float(torch.sigmoid(torch.tensor(number))) ** 2
     torch.testing.assert_close(shown, torch.full((1, 1, 5, 6), 0.01 + 0.99 * share))
 
 
 def test_the_map_does_not_depend_on_the_unit_of_the_data():
-    net, y = network(), torch.rand(1, 1, 9, 12)
+    net, y = guided(), torch.rand(1, 1, 9, 12)
     constant = AdaptiveNetwork(list(net.layers), Edges())
     one, other = (constant.condition(c * y, c * NOISE).weight_map for c in (1.0, 3.0))
     torch.testing.assert_close(one, other)
@@ -96,7 +105,7 @@ def test_it_is_dark_where_there_is_detail():
 
 
 def test_a_network_without_weights_has_a_map_of_zeros():
-    net = network()
+    net = guided()
     with torch.no_grad():
         net.output.zero_()
     assert not net.condition(torch.rand(1, 1, 8, 8), NOISE).weight_map.any()
@@ -126,7 +135,7 @@ def test_fixed_regularizers_have_no_map():
 
 
 def test_guides_without_output_weights_have_no_map():
-    net, y = network(reads=("biases",)).float(), torch.rand(1, 1, 24, 20).float()
+    net, y = guided(reads=("biases",)).float(), torch.rand(1, 1, 24, 20).float()
     options = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "tolerance": 1e-2}
     result = cl.reconstruct(y, **options)
     assert result.weight_map is None
@@ -146,7 +155,7 @@ def test_maps_are_not_part_of_proofs(tmp_path):
 @pytest.mark.parametrize("batch", [1, 2, "auto"])
 def test_planes_solved_in_pieces_have_the_maps_of_all(batch):
     planes = torch.rand(3, 1, 24, 20).float()
-    net = network().float()
+    net = guided().float()
     result = cl.reconstruct(
         planes, regularizer=net, sigma=NOISE, noise="gaussian", batch=batch, tolerance=1e-2
     )
@@ -158,7 +167,7 @@ def test_the_command_line_writes_it(files):
     assert result.exit_code == 0, result.output
     numbers = np.load(files / "out.weights.npy")
     with torch.no_grad():
-        expected = network().float().condition(load_image(files / "noisy.png"), NOISE).weight_map
+        expected = guided().float().condition(load_image(files / "noisy.png"), NOISE).weight_map
     np.testing.assert_allclose(numbers, expected[:, 0], rtol=1e-5)
     shown = load_image(files / "out.weights.png")
     torch.testing.assert_close(shown, expected.sqrt(), rtol=0, atol=0.5 / 255 + 1e-6)
@@ -190,7 +199,7 @@ def test_a_map_that_does_not_exist_is_refused_before_any_work(files):
 def test_every_text_about_a_certificate_has_the_premise(tmp_path):
     problem = denoising()
     solution = cl.solve(problem)
-    assert problem.regularizer.premise == network().premise == PREMISE
+    assert problem.regularizer.premise == guided().premise == PREMISE
     everywhere = "no image in the box has an objective below the lower bound"
     assert solution.meaning == (PREMISE + everywhere,) * 2
     assert PREMISE in " ".join(str(solution).split())
@@ -240,7 +249,7 @@ def test_the_documentation_has_the_premise(page):
 
 def test_the_report_of_the_demo_shows_weights_and_premise(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
-    net = network().float()
+    net = guided().float()
     weights = {"salt-and-pepper": 1.0, "inpainting": 1.0}
     net.card = cl.ModelCard(
         name="net", summary="Not trained.", task="inpainting", weight=1.0, weights=weights
@@ -290,7 +299,7 @@ def test_the_page_shows_weights_and_premise(files, monkeypatch):
 
 
 def test_strength_is_the_weight_of_a_regularizer_that_scales_with_the_noise():
-    net, y = network().float(), torch.rand(1, 1, 16, 16).float()
+    net, y = guided().float(), torch.rand(1, 1, 16, 16).float()
     given = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "max_iterations": 20}
     strong, weighted = (
         cl.reconstruct(y, strength=1.5, **given),
@@ -304,7 +313,7 @@ def test_more_strength_makes_smoother_images():
     y = torch.from_numpy(noisy(sigma=NOISE)).float()
     roughness = []
     for strength in (0.5, 1.0, 2.0):
-        result = cl.reconstruct(y, regularizer=network().float(), sigma=NOISE, strength=strength)
+        result = cl.reconstruct(y, regularizer=guided().float(), sigma=NOISE, strength=strength)
         roughness.append(float(result.solution.history["regularizer"][-1, 0]))
     assert roughness == sorted(roughness, reverse=True)
 

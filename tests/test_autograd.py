@@ -33,14 +33,16 @@ class Model(nn.Module):
 
 def check(model, weight=0.5, others=(), y=None, **tolerances):
     """gradcheck in the data, the weight, the others, and two parameters of the network."""
-    names = ["net.output", "net.layers.0.skip.weight"]
+    learned = ["output", "layers.0.skip.weight", "layers.0.shares"]
+    known = dict(model.net.named_parameters())
+    names = [f"net.{name}" for name in learned if name in known]
     parameters = [model.get_parameter(name).detach().clone() for name in names]
     inputs = [pixels() if y is None else y, torch.tensor(weight), *others, *parameters]
     inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
 
     def call(*tensors):
-        *data, output, filters = tensors
-        return functional_call(model, dict(zip(names, (output, filters), strict=True)), tuple(data))
+        data, parameters = tensors[: -len(names)], tensors[-len(names) :]
+        return functional_call(model, dict(zip(names, parameters, strict=True)), data)
 
     assert gradcheck(call, inputs, fast_mode=True, **{"eps": 1e-5, "atol": 1e-5, **tolerances})
 
@@ -102,6 +104,13 @@ def test_gradients_with_smooth_networks(name):
     eps = 1e-3 if name == "masked L2" else 1e-6
     model = Model(state, ridge(), hypergradient=EXACT, stop=stop)
     check(model, others=others, y=y, atol=atol, eps=eps)
+
+
+def test_gradients_reach_the_shares_of_profiles():
+    net = cl.networks.ridge(channels=2, kernel=3, profiles=3, smoothing=0.2)
+    net.layers[0].shares.data.copy_(torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]]))
+    check(Model(lambda y: (cl.SquaredL2(y), cl.Identity(), None), net, hypergradient=EXACT),
+          eps=1e-6)  # fmt: skip
 
 
 @pytest.mark.slow

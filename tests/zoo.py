@@ -194,6 +194,20 @@ def adaptive(
     return net
 
 
+def guided(channels: int = 1, smoothing: float = 0.1, **options: object) -> AdaptiveNetwork:
+    """An ordinary small network whose guide, a U-Net, answers to every pixel."""
+    torch.manual_seed(channels)
+    net = cl.networks.adaptive(
+        in_channels=channels, channels=4, kernel=3, widths=(4, 6), blocks=1, smoothing=smoothing,
+        **options,
+    )  # fmt: skip
+    with torch.no_grad():
+        net.output.copy_(1 + torch.rand(4))
+        for parameter in net.guide.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape))
+    return net
+
+
 def clean_images(batch: int, channels: int = 1) -> Tensor:
     """Smooth blobs in [0.1, 0.9] with an edge."""
     generator = torch.Generator().manual_seed(3)
