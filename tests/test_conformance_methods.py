@@ -94,7 +94,7 @@ READING = [
 ]
 
 
-@pytest.mark.sampled(23)
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize("case", FIXED + READING, ids=", ".join)
 def test_the_optimum_is_that_of_an_independent_solver(case):
     architecture, activation, fidelity, box = case
@@ -151,7 +151,7 @@ def behind(name: str, fidelity: str, network: str, box) -> cl.VariationalProblem
     )  # fmt: skip
 
 
-@pytest.mark.sampled(29)
+@pytest.mark.sampled(41)
 @pytest.mark.parametrize("case", BEHIND, ids=str)
 def test_the_optimum_behind_operators(case):
     agree(behind(*case), stop=cl.StopWhen(gap=1e-5, max_iterations=20_000, check_every=20))
@@ -182,19 +182,14 @@ def test_the_optimum_of_other_problems(problem):
     agree(problem())
 
 
-@pytest.mark.sampled(2)
 @every_method
-@pytest.mark.parametrize("architecture", ["plain", "adaptive deep"])
 @pytest.mark.parametrize("fidelity", ["L2", "KL"])
-def test_every_method_descends_to_the_optimum(name, fidelity, architecture):
-    h = SMOOTH if architecture == "plain" else NAMED["huber"]
-    problem = zoo.problem(architecture, h, fidelity, "box")
-    method = METHODS[name]
-    if "released" in name and architecture != "plain":
-        pytest.skip("the authors' start is that of their networks")
+def test_every_method_descends_to_the_optimum(name, fidelity):
+    problem = zoo.problem("plain", SMOOTH, fidelity, "box")
     value, _ = optimum(problem)
     many = 300 if name in UNTUNED else 3000
-    solution = cl.solve(problem, method=method, stop=cl.StopWhen(gap=1e-5, max_iterations=many))
+    stop = cl.StopWhen(gap=1e-5, max_iterations=many)
+    solution = cl.solve(problem, method=METHODS[name], stop=stop)
     room = 1e-6 * abs(value)
     assert (solution.history["lower_bound"] <= value + room).all()
     assert (solution.history["objective"] >= value - room).all()
@@ -204,6 +199,31 @@ def test_every_method_descends_to_the_optimum(name, fidelity, architecture):
         assert solution.status == (cl.Status.CONVERGED,), str(solution)
     confirmed = cl.certify(problem, solution.x, solution.duals)  # and the checker agrees
     assert float(confirmed.lower_bound) >= float(solution.lower_bound) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    "method", [cl.PDHG(), cl.LBFGS(), cl.NMAPG(), cl.Subgradient(0.02), PAPERS], ids=repr
+)
+def test_so_it_does_with_networks_that_read_the_data(method):
+    net = zoo.guided(smoothing=0.5, depth=2, reads=zoo.EVERYTHING)
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(zoo.clean_images(1) + 0.1 * torch.randn(1, 1, 8, 8)),
+        regularizer=net, weight=1.0, noise=0.1,
+    )  # fmt: skip
+    value, _ = optimum(problem)
+    stop = cl.StopWhen(gap=1e-3, max_iterations=600)
+    solution = cl.solve(problem, method=method, stop=stop)
+    assert float(solution.lower_bound) <= value * (1 + 1e-6)
+    assert value * (1 - 1e-6) <= float(solution.objective) <= value * 1.01
+
+
+@pytest.mark.parametrize("shift", [5.0, 0.0, -0.5], ids=["on", "mixed", "off"])
+@pytest.mark.parametrize("fidelity", ["L2", "KL"])
+def test_last_layers_may_be_on_or_off(shift, fidelity):
+    """Where all units of the last layer are on, a method may leave it out."""
+    problem = zoo.problem("plain", cl.LeakyReLU(0.2), fidelity, "box")
+    problem.regularizer.layers[-1].bias.data.fill_(shift)
+    agree(problem, stop=cl.StopWhen(gap=1e-5, max_iterations=5000))
 
 
 # Batches, precision and scale
@@ -238,8 +258,9 @@ def test_images_of_a_batch_stop_at_their_own_time():
     assert (solution.gap <= 1e-6).all()
 
 
-@pytest.mark.parametrize("case", ["deep, leaky", "plain, spline", "adaptive, huber"])
-@pytest.mark.parametrize("fidelity", ["L1", "L2", "KL"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("fidelity", ["L2", "L1", "KL"])
+@pytest.mark.parametrize("case", ["plain, spline", "adaptive, huber", "deep, leaky"])
 def test_claims_in_single_precision_hold_in_double_precision(case, fidelity):
     """Both bounds are below both objectives."""
     architecture, activation = case.split(", ")
@@ -649,12 +670,12 @@ def test_any_image_can_be_certified():
     assert float(certificate.lower_bound) <= value * (1 + 1e-8)
     distance = float((x - torch.as_tensor(minimiser)).norm())
     assert distance <= float(certificate.distance_bound) + 1e-4 < 1e-2
-    gap = certificate.objective - certificate.lower_bound
-    torch.testing.assert_close(certificate.map.sum((1, 2, 3)), gap, rtol=1e-8, atol=1e-11)
-    assert (certificate.map >= 0).all()
     x[0, 0, 2, 5] += 0.5  # the map shows where the image is not optimal
-    worst = int(cl.certify(problem, x).map.flatten().argmax())
-    assert divmod(worst, zoo.SIZE) == (2, 5)
+    certificate = cl.certify(problem, x)
+    assert divmod(int(certificate.map.flatten().argmax()), zoo.SIZE) == (2, 5)
+    gap = certificate.objective - certificate.lower_bound
+    torch.testing.assert_close(certificate.map.sum((1, 2, 3)), gap, rtol=1e-8, atol=0)
+    assert (certificate.map >= 0).all()
 
 
 COMBINATIONS = list(itertools.product(
@@ -662,7 +683,7 @@ COMBINATIONS = list(itertools.product(
 ))  # fmt: skip
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("case", COMBINATIONS, ids=", ".join)
 def test_no_competitor_is_below_the_bound(case, tmp_path):
     """After a few iterations, for images near the solution and far from it."""
@@ -725,26 +746,36 @@ def test_only_smooth_problems_of_several_layers_are_left_unlifted(network, smoot
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "iterations"),
-    [("photo-any-size", 80), ("faces-denoising", 180), ("photo-adaptive", 60)],
+    ("name", "task", "iterations"),
+    [
+        ("faces-inpainting-bilevel", cl.tasks.Inpainting(0.3, 0.03), 60),
+        ("faces-denoising", cl.tasks.SaltAndPepper(), 180),
+        ("photo-any-size", cl.tasks.Inpainting(0.3, 0.03), 50),
+        ("photo-any-size", cl.tasks.SaltAndPepper(), 80),
+    ],
 )
-def test_a_certified_gap_takes_few_iterations(name, iterations):
+def test_a_certified_gap_takes_few_iterations(name, task, iterations):
     """Nothing is tuned for the picture. Limits are above what test images need."""
     network = cl.load(name)
-    clean = cl.images.load_example("camera")
-    generator = torch.Generator().manual_seed(0)
-    if network.reads_data:
-        noisy = cl.images.gaussian_noise(clean, 0.1, generator)
-        options = {"fidelity": cl.SquaredL2(noisy), "noise": 0.1, "weight": 1.0}
-    else:
-        data = cl.tasks.SaltAndPepper().measure(clean, [generator])
-        weight = network.card.weights.get("salt-and-pepper", network.card.weight)
-        options = {"fidelity": data.fidelity, "weight": weight}
-    problem = cl.VariationalProblem(regularizer=network, **options)
+    data = task.measure(cl.images.load_example("camera"), [torch.Generator().manual_seed(0)])
+    weight = network.card.weights.get(task.name, network.card.weight)
     stop = cl.StopWhen(gap=1e-3, max_iterations=iterations)
-    assert cl.solve(problem, stop=stop).status == (cl.Status.CONVERGED,)
+    assert cl.solve(data.problem(network, weight), stop=stop).status == (cl.Status.CONVERGED,)
+
+
+@pytest.mark.slow
+def test_lbfgs_goes_on_where_rounding_hides_the_descent():
+    """In single precision F stops to fall at a gradient whose certificate is a hundredth."""
+    truth = cl.phantoms.shepp_logan(32).float().expand(1, 1, -1, -1)
+    scanner = cl.ParallelBeam(32, 30, 47, 32.0) * 4.0
+    task = cl.tasks.SparseViewCT(scanner=scanner, box=(0.0, None))
+    problem = task.measure(truth, [torch.Generator().manual_seed(0)]).problem(
+        cl.load("ct-abdomen-chest"), 1.0
+    )
+    stop = cl.StopWhen(gap=1e-4, max_iterations=1000)
+    assert cl.solve(problem, method=cl.LBFGS(), stop=stop).status == (cl.Status.CONVERGED,)
 
 
 BLURRED = cl.Blur.gaussian(1.0).to(dtype=torch.float64)

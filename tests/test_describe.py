@@ -36,7 +36,7 @@ def test_a_description_reads_as_documented():
 
 
 @dataclass(frozen=True)
-class Unnamed(cl.LeakyReLU):
+class Unnamed(cl.Abs):
     """An activation with another one inside, and with a tuple."""
 
     inner: cl.Activation

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convexlift as cl
 from convexlift.networks.architectures import baseline, ridge
@@ -108,6 +109,24 @@ def test_the_adversarial_gradient_is_that_of_the_loss():
             with torch.no_grad():
                 parameter[place] -= sign
         assert float(gradient[place]) == pytest.approx((values[0] - values[1]) / (2 * e), rel=1e-4)
+
+
+class Kernels(TorchDispatchMode):
+    """Remembers the largest kernel of all convolutions, those of backward passes included."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.convolution.default, torch.ops.aten.conv2d.default):
+            self.largest = max(self.largest, *args[1].shape[-2:])
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_convolution_has_kernels_as_large_as_the_image():
+    """What autograd's derivative of the derivative of a convolution is."""
+    with Kernels() as seen:
+        Adversarial(GaussianDenoising(0.3))(network(), batch_of(pictures())).surrogate.backward()
+    assert 0 < seen.largest <= 3
 
 
 def test_a_critic_learns_to_tell_noise():

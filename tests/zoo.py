@@ -202,7 +202,7 @@ def guided(channels: int = 1, smoothing: float = 0.1, **options: object) -> Adap
         **options,
     )  # fmt: skip
     with torch.no_grad():
-        net.output.copy_(1 + torch.rand(4))
+        net.output.copy_(1 + torch.rand(net.output.shape))
         for parameter in net.guide.parameters():
             parameter.add_(0.15 * torch.randn(parameter.shape))
     return net
