@@ -216,41 +216,6 @@ def test_bad_options_are_one_sentence(options, message):
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.usefixtures("pictures")
-def test_widths_are_for_adaptive_networks():
-    result = CliRunner().invoke(app, ["train", "bilevel", "pictures", "--widths", "4"])
-    assert result.exit_code == 2
-    assert "--widths is for networks that read the data. Add --adaptive." in result.output
-
-
-def test_weights_without_bounds_make_training_go_backwards():
-    """Large weights cannot be solved for in the iterations of a training: their gradients are not
-    gradients. The ceiling keeps networks where they can, and strict training refuses the rest.
-    """
-    images, stop = crops(4), cl.StopWhen(gap=1e-3, max_iterations=30)
-    task = GaussianDenoising(0.1, box=None)
-    batch = BatchSampler(images, 4).batch(0)
-    batch = replace(batch, clean=batch.clean.double())
-    bounded = guided(smoothing=0.1)
-    unbounded = guided(smoothing=0.1)
-    with torch.no_grad():
-        bounded.output.fill_(1e3)
-        unbounded.output.fill_(1e3)
-    bounded.project_()
-    assert float(bounded.output.detach().max()) == bounded.ceiling
-    exact = cl.StopWhen(gap=1e-9, max_iterations=20_000)
-
-    def gradient(net, stop):
-        loss = Bilevel([(task, 1.0)], stop=stop, strict=True)(net, batch)
-        (slope,) = torch.autograd.grad(loss.surrogate, net.output)
-        return slope, loss
-
-    for net, solvable in ((bounded, True), (unbounded, False)):
-        (found, loss), (true, _) = gradient(net, stop), gradient(net, exact)
-        assert loss.usable == solvable
-        assert (float((found - true).norm()) < 0.2 * float(true.norm())) == solvable
-
-
 class Recording(Constant):
     """Remembers what it was given."""
 

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from zoo import NOISE, Constant, guided
 
 import convexlift as cl
-from convexlift import demo as demo_module
 from convexlift.cli import app
 from convexlift.images import WEIGHT_CAPTION, load_image, save_image, weight_picture
-from convexlift.networks import AdaptiveNetwork, ConditionedNetwork, Guide
+from convexlift.networks import AdaptiveNetwork, Guide
 from convexlift.problems.claims import CAVEAT
 
 PREMISE = "given the weights that the guide read from these data, "
@@ -90,35 +89,11 @@ def test_the_map_of_a_constant_guide_is_its_number(number):
     torch.testing.assert_close(shown, torch.full((1, 1, 5, 6), 0.01 + 0.99 * share))
 
 
-def test_the_map_does_not_depend_on_the_unit_of_the_data():
-    net, y = guided(), torch.rand(1, 1, 9, 12)
-    constant = AdaptiveNetwork(list(net.layers), Edges())
-    one, other = (constant.condition(c * y, c * NOISE).weight_map for c in (1.0, 3.0))
-    torch.testing.assert_close(one, other)
-
-
 def test_it_is_dark_where_there_is_detail():
     picture = weight_picture(edges().condition(half_flat(), NOISE).weight_map)[0, 0]
     assert float(picture[:, 1:12].max()) < 0.1
     assert float(picture[:, 13:].min()) > 0.9
     assert WEIGHT_CAPTION == "Bright: smoothed strongly; dark: detail kept"
-
-
-def test_a_network_without_weights_has_a_map_of_zeros():
-    net = guided()
-    with torch.no_grad():
-        net.output.zero_()
-    assert not net.condition(torch.rand(1, 1, 8, 8), NOISE).weight_map.any()
-
-
-def test_maps_belong_to_their_images():
-    """They follow selections, copies and conversions of the network."""
-    problem = denoising(batch=3)
-    whole = problem.regularizer.weight_map
-    assert torch.equal(problem.select(torch.tensor([2])).regularizer.weight_map, whole[2:])
-    single = problem.to(dtype=torch.float32).regularizer
-    assert isinstance(single, ConditionedNetwork)
-    torch.testing.assert_close(single.weight_map.double(), whole, rtol=1e-6, atol=1e-7)
 
 
 def test_fixed_regularizers_have_no_map():
@@ -132,16 +107,6 @@ def test_fixed_regularizers_have_no_map():
     assert result.weight_map is None
     with pytest.raises(ValueError, match="tv does not read them; leave it out"):
         cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, weight_map=True)
-
-
-def test_guides_without_output_weights_have_no_map():
-    net, y = guided(reads=("biases",)).float(), torch.rand(1, 1, 24, 20).float()
-    options = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "tolerance": 1e-2}
-    result = cl.reconstruct(y, **options)
-    assert result.weight_map is None
-    assert result.solution.meaning[0].startswith(PREMISE)
-    with pytest.raises(ValueError, match="AdaptiveNetwork does not read them; leave it out"):
-        cl.reconstruct(y, weight_map=True, **options)
 
 
 def test_maps_are_not_part_of_proofs(tmp_path):
@@ -247,66 +212,7 @@ def test_the_documentation_has_the_premise(page):
     assert PREMISE.strip(", ") in " ".join((DOCS / page).read_text().split())
 
 
-def test_the_report_of_the_demo_shows_weights_and_premise(tmp_path, monkeypatch):
-    torch.set_default_dtype(torch.float32)
-    net = guided().float()
-    weights = {"salt-and-pepper": 1.0, "inpainting": 1.0}
-    net.card = cl.ModelCard(
-        name="net", summary="Not trained.", task="inpainting", weight=1.0, weights=weights
-    )
-    monkeypatch.setattr(demo_module, "load", lambda name, device: net)
-    options = demo_module.DemoOptions(size=32, gap=0.5, max_iterations=10)
-    *_, page = demo_module.write_report(
-        demo_module.run_demo(options, torch.device("cpu")), tmp_path
-    )
-    text = " ".join(page.read_text().split())
-    assert text.count(f"{PREMISE}no image in the box has an objective below the lower bound") == 3
-    for words in re.findall(r"<b>([^<]*)</b>", text):
-        assert PREMISE in words
-        assert words.startswith("Not solved yet: ") or words.endswith(CAVEAT)
-    assert text.count(f"<figcaption>Weights. {WEIGHT_CAPTION}</figcaption>") == 3
-    for task in ("denoising", "inpainting", "deblurring"):
-        assert load_image(tmp_path / f"{task}-weights.png").shape == (1, 1, 32, 32)
-
-
-def test_the_page_shows_weights_and_premise(files, monkeypatch):
-    pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
-    from web_runs import crop, denoising, finished
-
-    from convexlift.web import html, result, run
-
-    monkeypatch.setattr(run, "fitting", lambda task, size: ("net", "tv"))
-    for planes in (1, 3):
-        done = finished(denoising(crop(32, planes), regularizer="net", strength=1.5))
-        shown = html.details("denoise", done)
-        assert "<b>Weights.</b>" in shown
-        assert "Black: detail kept" in shown
-        assert "Bright: smoothed strongly" in shown
-        assert shown.count("<img") == 3
-        facts = html.facts("denoise", done, result.record(done))
-        assert f"{PREMISE.capitalize()}no image in the box has an objective below" in facts
-        assert (
-            f"{PREMISE}no picture fits this model better by more than that. It does not say"
-            in html.verdict(done)
-        )
-        assert done.reconstruction.weight.value == 1.5
-    plain = finished(denoising(crop(32), regularizer="tv"))
-    assert "Weights" not in html.details("denoise", plain)
-    assert "given" not in html.verdict(plain).lower()
-
-
 # Strength
-
-
-def test_strength_is_the_weight_of_a_regularizer_that_scales_with_the_noise():
-    net, y = guided().float(), torch.rand(1, 1, 16, 16).float()
-    given = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "max_iterations": 20}
-    strong, weighted = (
-        cl.reconstruct(y, strength=1.5, **given),
-        cl.reconstruct(y, weight=1.5, **given),
-    )
-    assert torch.equal(strong.x, weighted.x)
-    assert (strong.weight.value, strong.weight.rule) == (1.5, "card")
 
 
 def test_more_strength_makes_smoother_images():
@@ -342,18 +248,6 @@ def test_the_command_line_prints_the_strength(files):
 def test_bad_strengths_are_refused(value):
     with pytest.raises(ValueError, match="strength= is a number > 0, got"):
         cl.reconstruct(noisy(), sigma=0.05, strength=value)
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [("0", "--strength is a number > 0, got 0"), ("-1", "number > 0, got -1"),
-     ("nan", "--strength is a number > 0, got nan"), ("much", "Invalid value for '--strength'")],
-)  # fmt: skip
-def test_bad_strengths_on_the_command_line(files, value, said):
-    result = reconstruct("--strength", value)
-    assert result.exit_code == 2
-    assert said in result.output
-    assert not (files / "out.png").exists()
 
 
 def test_a_weight_and_a_strength_are_one_too_many(files):

@@ -746,6 +746,24 @@ def test_only_smooth_problems_of_several_layers_are_left_unlifted(network, smoot
     )
 
 
+def test_scans_take_few_iterations():
+    """Smooth problems and linear programs: 110 and 190 with extrapolation, thousands without."""
+    torch.manual_seed(0)
+    A, truth = cl.ParallelBeam(16, angles=8, bins=24), torch.zeros(1, 1, 16, 16)
+    truth[..., 4:12, 4:12] = 1.0
+    y = A(truth) + 0.3 * torch.randn(1, 1, 8, 24)
+    net = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1)
+    for fidelity, regularizer, weight, gap, most in (
+        (cl.L1(y), cl.TotalVariation(), 1.0, 1e-4, 300),
+        (cl.WeightedL2(y, torch.rand(y.shape)), net, 0.05, 1e-7, 250),
+    ):
+        problem = cl.VariationalProblem(
+            fidelity=fidelity, operator=A, regularizer=regularizer, weight=weight, box=(0, 1)
+        )
+        solution = cl.solve(problem, stop=cl.StopWhen(gap=gap, max_iterations=most))
+        assert solution.status == (cl.Status.CONVERGED,), str(solution)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "task", "iterations"),

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import convexlift as cl
-from convexlift.operators.tomography.filtered_backprojection import FILTERS
 from convexlift.phantoms import ellipse_sinogram, shepp_logan
 
 SIZE = 96
+FILTERS = ("ram-lak", "shepp-logan", "cosine", "hann")
 BEAMS = {
     "half turn": lambda: cl.ParallelBeam(SIZE, 150, 140, 2.0),
     "full turn": lambda: cl.ParallelBeam(SIZE, torch.arange(300) * 2 * math.pi / 300, 140, 2.0),

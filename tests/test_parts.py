@@ -17,7 +17,6 @@ from convexlift.networks import Convolution, LinearMap
 from convexlift.operators.convolution import ConvolutionOperator
 from convexlift.parts import PARTS, known_parts
 from convexlift.solvers.pulled import Joined
-from convexlift.tensors import is_own
 
 Y = torch.rand(1, 1, 8, 8, dtype=torch.float64)
 
@@ -264,9 +263,3 @@ def test_operators_with_other_formulas_lose_what_was_known_of_them():
     assert not blur.nonnegative
     for operator in (convolution, beam, blur):
         cl.check_operator(operator, (1, 8, 8))
-
-
-def test_the_same_operator_under_another_class_is_described_as_what_it_is():
-    mask = cl.Mask(torch.ones(8, 8))
-    assert (mask.part_name, list(mask.arguments())) == ("Diagonal", ["values"])
-    assert is_own(mask)
