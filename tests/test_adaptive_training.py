@@ -23,61 +23,11 @@ from convexlift.training import (
     PRESETS,
     BatchSampler,
     Bilevel,
-    Implicit,
     TrainingOptions,
-    ValueFunction,
     train,
 )
 
-
-def directions(net: AdaptiveNetwork):
-    """Parameters with random directions."""
-    for parameter in (net.guide.first.weight, net.guide.last.weight, net.output):
-        yield parameter, torch.randn(parameter.shape)
-
-
 TWO_LAYERS = {"depth": 2, "inner_channels": 4, "reads": ("output", "biases", "links")}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"reads": ("biases",)}, pytest.param(TWO_LAYERS, marks=pytest.mark.slow)],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("strategy", "accuracy"),
-    [(Implicit(damping=0.0), 0.02), (ValueFunction(1e-3, gap=1e-11, max_iterations=5000), 0.06)],
-)
-def test_gradients_of_the_guide_agree_with_finite_differences(strategy, accuracy, options):
-    torch.manual_seed(3)
-    clean, net = torch.rand(1, 1, 6, 6), guided(smoothing=0.5, **options)
-    y = clean + NOISE * torch.randn(clean.shape)
-    stop = cl.StopWhen(gap=1e-12, max_iterations=3000)
-
-    def problem():
-        return cl.VariationalProblem(
-            fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=NOISE
-        )
-
-    def loss():
-        x = cl.solve(problem(), stop=stop).x
-        return float(((x - clean) ** 2).sum() / 2)
-
-    stated = problem()
-    solution = cl.solve(stated, stop=stop)
-    strategy.surrogate(stated, solution, clean).sum().backward()
-    for parameter, direction in directions(net):
-        found = float((parameter.grad * direction).sum())
-        step = 1e-4 / float(direction.norm())
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(direction, alpha=sign * step)
-            ends.append(loss())
-            with torch.no_grad():
-                parameter.add_(direction, alpha=-sign * step)
-        slope = (ends[0] - ends[1]) / (2 * step)
-        assert found == pytest.approx(slope, rel=accuracy, abs=1e-6)
 
 
 def trained(steps: int, of: dict | None = None, **options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from learned_problems import SIZE, kernel, pixels, ridge, state_of
+from marks import slow
 from torch import nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
@@ -13,6 +14,7 @@ import convexlift as cl
 
 EXACT = cl.Implicit(damping=0.0, iterations=1000, tolerance=1e-12)
 KINKS = cl.ValueFunction(b=1e-5, gap=None, max_iterations=10_000)
+TWO_LAYERS = {"depth": 2, "inner_channels": 2, "reads": ("output", "biases", "links")}
 SHARP = cl.StopWhen(gap=1e-10, max_iterations=20_000)
 
 
@@ -205,10 +207,12 @@ def test_the_scale_of_a_loss_does_not_matter():
     assert not torch.autograd.grad((0 * x).sum(), y)[0].any()
 
 
-def test_gradients_reach_the_guide_of_an_adaptive_network():
+@pytest.mark.parametrize("options", [{}, {"reads": ("biases",)}, slow(TWO_LAYERS)], ids=str)
+def test_gradients_reach_the_guide_of_an_adaptive_network(options):
     """Along a random direction of all its parameters, and of the data, which it reads as well."""
     torch.manual_seed(0)
-    net = cl.networks.adaptive(channels=2, kernel=3, smoothing=0.5, widths=(3,), blocks=1)
+    small = {"channels": 2, "kernel": 3, "smoothing": 0.5, "widths": (3,), "blocks": 1}
+    net = cl.networks.adaptive(**small, **options)
     y = pixels(1, 1, 6, 6).requires_grad_()
 
     def solved(y, **options):
