@@ -172,7 +172,7 @@ def test_brute_force_finds_nothing_nearer(entry, eta):
     y = arguments(h)
     t = torch.linspace(-8, 8, 4001)[:, None, None]
     grid = torch.cat([y + 0 * t, y * t]) if h.group > 1 else t.expand(-1, *y.shape)  # along y
-    heights = h.value(grid.flatten(0, 1)).reshape(len(t), -1, 1)
+    heights = h.value(grid.flatten(0, 1)).reshape(len(grid), -1, 1)
     distance = (grid - y).square().sum(-1, keepdim=True) / 2
     point = h.prox(y, torch.tensor(eta))
     ours = eta * h.value(point) + (point - y).square().sum(-1, keepdim=True) / 2
