@@ -649,6 +649,20 @@ def test_nmapg_takes_the_steps_of_the_authors_options(architecture, iterations):
     torch.testing.assert_close(found, nmapg(problem, x, iterations), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("decrease", [0.1, 0.3, 1.0])
+def test_nmapg_accepts_by_its_own_rule(decrease):
+    """F(x_{k+1}) <= c_k, the mean of all F so far with weights that fade by 0.8."""
+    problem = behind("gaussian", "L2", "plain", None)
+    problem = replace(problem, regularizer=zoo.network("plain", SMOOTH), weight=2.0)
+    stop = cl.StopWhen(gap=None, max_iterations=80, check_every=1)
+    solution = cl.solve(problem, method=cl.NMAPG(decrease=decrease, memory=0.8), stop=stop)
+    first, *others = solution.history["objective"][:, 0].tolist()
+    level, q = first, 1.0
+    for objective in others:
+        assert objective <= level
+        level, q = (0.8 * q * level + objective) / (0.8 * q + 1), 0.8 * q + 1
+
+
 @pytest.mark.parametrize("name", ["nmapg", "lbfgs"])
 def test_levels_never_rise_above_the_start(name):
     problem = zoo.problem("deep", SMOOTH, "KL", "x >= 0")
