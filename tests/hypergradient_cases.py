@@ -15,9 +15,8 @@ from oracle import optimum
 from torch import Tensor
 
 import convexlift as cl
-from convexlift.networks.architectures import baseline, ridge
-from convexlift.solvers.hypergradients import upper_loss
-from convexlift.training import Hypergradient, Implicit, ValueFunction
+from convexlift import Hypergradient, Implicit, ValueFunction
+from convexlift.networks import baseline, ridge
 
 SIZE = 8
 DIRECTIONS = 5
@@ -104,7 +103,8 @@ def problem_of(name: str) -> tuple[cl.VariationalProblem, Tensor]:
 
 
 def loss_at_the_optimum(problem: cl.VariationalProblem, truth: Tensor) -> float:
-    return float(upper_loss(torch.from_numpy(optimum(problem)[1]), truth))
+    """l(x) = |x - truth|^2 / 2."""
+    return float((torch.from_numpy(optimum(problem)[1]) - truth).square().sum() / 2)
 
 
 @cache
@@ -182,9 +182,3 @@ def value_function(b: float) -> ValueFunction:
 
 def implicit(linear_solver: str) -> Implicit:
     return Implicit(damping=1e-6, linear_solver=linear_solver, iterations=300, tolerance=1e-8)
-
-
-def energy(problem, x, weight=None):
-    """J(x, theta) for each image, differentiable in x, in theta and in the weight."""
-    gamma = problem.weight if weight is None else weight
-    return problem.fidelity.value(problem.operator(x)) + gamma * problem.regularizer(x)

@@ -6,7 +6,7 @@ architectures in files, and proofs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -14,14 +14,15 @@ from math import pi
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import convexlift as cl
 from convexlift.functionals.fidelity import Anchored
-from convexlift.operators.convolution import BOUNDARIES
 from convexlift.operators.imaging import Diagonal
 
 ONE, ZERO = Decimal(1), Decimal(0)
+BOUNDARIES = ("zero", "circular", "reflect", "replicate")
 Formula = Callable[..., Decimal]
 
 
@@ -36,6 +37,8 @@ def exact(number: float) -> Decimal:
 @dataclass(frozen=True)
 class ActivationEntry:
     """An activation, its formulas for decimal numbers, and how CVXPY says h(a) <= z.
+
+    Formulas of groups are those of the profile, in the length of a group.
 
     Those with a name are part of whole problems (``zoo.problem``), with every architecture.
     """
@@ -80,6 +83,29 @@ def xlogx(s: Decimal) -> Decimal:
     return s * s.ln() if s > 0 else ZERO
 
 
+@dataclass(frozen=True)
+class Softplus(cl.SmoothActivation, name="SoftplusOfTests"):
+    """log(1 + exp(b a)) / b: an activation as users write them, which proof files do not know."""
+
+    sharpness: float = 1.0
+    slopes = (0.0, 1.0)
+
+    def value(self, a: torch.Tensor) -> torch.Tensor:
+        return -F.logsigmoid(-self.sharpness * a) / self.sharpness
+
+    def derivative(self, a: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.sharpness * a)
+
+    def second_derivative(self, a: torch.Tensor) -> torch.Tensor:
+        scaled = self.sharpness * a
+        return self.sharpness * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
+
+    def conjugate(self, s: torch.Tensor) -> torch.Tensor:
+        inner = s.clamp(0, 1)
+        entropy = torch.xlogy(inner, inner) + torch.special.xlog1py(1 - inner, -inner)
+        return torch.where(s == inner, entropy / self.sharpness, torch.inf)
+
+
 def softplus(sharpness: float) -> tuple[Formula, Formula, Formula]:
     """log(1 + exp(b a)) / b."""
     b = exact(sharpness)
@@ -87,16 +113,6 @@ def softplus(sharpness: float) -> tuple[Formula, Formula, Formula]:
         lambda a: (ONE + (b * a).exp()).ln() / b,
         lambda a: ONE / (ONE + (-b * a).exp()),
         lambda s: (xlogx(s) + xlogx(ONE - s)) / b,
-    )
-
-
-def elu(alpha: float) -> tuple[Formula, Formula, Formula]:
-    """a, or alpha (exp(a) - 1)."""
-    c = exact(alpha)
-    return (
-        lambda a: a if a > 0 else c * (a.exp() - 1),
-        lambda a: ONE if a > 0 else c * a.exp(),
-        lambda s: ZERO if s >= c else xlogx(s) - s * c.ln() - s + c,
     )
 
 
@@ -108,12 +124,6 @@ def smoothed_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
     b = cp.Variable(a.shape)
     psi = cp.square(b) / (2 * h.smoothing) + cp.pos(a - b)
     return [b >= 0, h.slope * a + (1 - h.slope) * psi <= z]
-
-
-def elu_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
-    """The minimum over b <= 0 of alpha (e^b - 1) + (a - b)_+."""
-    b = cp.Variable(a.shape)
-    return [b <= 0, h.alpha * (cp.exp(b) - 1) + cp.pos(a - b) <= z]
 
 
 def leaky_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
@@ -128,24 +138,30 @@ def huber_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
     return [cp.huber(a / h.delta, 1) * h.delta / 2 <= z]
 
 
-def mixture(*widths: float) -> tuple[Formula, Formula, Formula]:
+def portions(shares: Sequence[float], count: int) -> list[Decimal]:
+    """Shares with the sum 1; equal ones if there are none."""
+    given = [exact(c) for c in shares or [1.0] * count]
+    return [c / sum(given) for c in given]
+
+
+def mixture(*widths: float, shares: Sequence[float] = ()) -> tuple[Formula, Formula, Formula]:
     """The mean of Huber functions; h*(s) from the point with the slope s, between two knots."""
-    parts, n = [huber(t) for t in widths], len(widths)
+    parts = list(zip(portions(shares, len(widths)), map(huber, widths), strict=True))
 
     def slope(a: Decimal) -> Decimal:
-        return sum((part[1](a) for part in parts), ZERO) / n
+        return sum((c * part[1](a) for c, part in parts), ZERO)
 
     def conjugate(s: Decimal) -> Decimal:
         knots = [ZERO, *map(exact, widths)]
         for left, right in pairwise(knots):
             low, high = slope(left), slope(right)
-            if low <= abs(s) <= high:
+            if low < high and low <= abs(s) <= high:
                 b = left + (abs(s) - low) * (right - left) / (high - low)
                 return abs(s) * b - value(b)
-        raise ValueError(s)
+        return abs(s) * knots[-1] - value(knots[-1])  # |s| = 1
 
     def value(a: Decimal) -> Decimal:
-        return sum((part[0](a) for part in parts), ZERO) / n
+        return sum((c * part[0](a) for c, part in parts), ZERO)
 
     return value, slope, conjugate
 
@@ -159,33 +175,38 @@ def mixture_epigraph(cp: Any, h: Any, a: Any, z: Any) -> list[Any]:
     return [sum(parts) <= z]
 
 
-def spline(*knots: float, even: bool = True, tail: float = 0.0) -> tuple[Formula, Formula, Formula]:
-    """Equal shares; the slope is interpolated between the knots, and all else follows from it."""
-    t, n, k = [ZERO, *map(exact, knots)], len(knots), exact(tail)
+def spline(
+    *knots: float, even: bool = True, tail: float = 0.0, shares: Sequence[float] = ()
+) -> tuple[Formula, Formula, Formula]:
+    """The slope is interpolated between the knots, and all else follows from it."""
+    t, k = [ZERO, *map(exact, knots)], exact(tail)
+    pieces = list(zip(portions(shares, len(knots)), pairwise(t), strict=True))
 
     def side(a: Decimal) -> Decimal:
         return abs(a) if even else max(a, ZERO)
 
     def value(a: Decimal) -> Decimal:
         r, total = side(a), ZERO
-        for left, right in pairwise(t):
+        for c, (left, right) in pieces:
             m = min(max(r - left, ZERO), right - left)
-            total += (m * m / (2 * (right - left)) + max(r - right, ZERO)) / n
+            total += c * (m * m / (2 * (right - left)) + max(r - right, ZERO))
         return total + k / 2 * max(r - t[-1], ZERO) ** 2
 
     def slope(a: Decimal) -> Decimal:
         r, total = side(a), ZERO
-        for left, right in pairwise(t):
-            total += min(max((r - left) / (right - left), ZERO), ONE) / n
+        for c, (left, right) in pieces:
+            total += c * min(max((r - left) / (right - left), ZERO), ONE)
         total += k * max(r - t[-1], ZERO)
         return -total if a < 0 else total
 
     def conjugate(s: Decimal) -> Decimal:
-        for j, (left, right) in enumerate(pairwise(t)):
-            if j <= n * abs(s) <= j + 1:
-                b = left + (n * abs(s) - j) * (right - left)
+        start = ZERO
+        for c, (left, right) in pieces:
+            if c and start <= abs(s) <= start + c:
+                b = left + (abs(s) - start) / c * (right - left)
                 return abs(s) * b - value(b)
-        b = t[-1] + (abs(s) - 1) / k
+            start += c
+        b = t[-1] if abs(s) == 1 or not k else t[-1] + (abs(s) - 1) / k
         return abs(s) * b - value(b)
 
     return value, slope, conjugate
@@ -212,9 +233,7 @@ ACTIVATIONS = [
     Entry(cl.LeakyReLU(0.9), kinked(0.9, 1.0)),
     Entry(cl.SmoothedLeakyReLU(0.2, 0.1), smoothed(0.2, 0.1), smoothed_epigraph, "smoothed"),
     Entry(cl.SmoothedReLU(smoothing=0.05), smoothed(0.0, 0.05), smoothed_epigraph),
-    Entry(cl.Softplus(3.3), softplus(3.3), softplus_epigraph, "softplus"),
-    Entry(cl.ELU(0.7), elu(0.7), elu_epigraph, "elu"),
-    Entry(cl.ELU(1.0), elu(1.0)),
+    Entry(Softplus(3.3), softplus(3.3), softplus_epigraph, "softplus"),
     Entry(cl.Abs(), kinked(-1.0, 1.0), lambda cp, h, a, z: [cp.abs(a) <= z], "abs"),
     Entry(cl.HalfSquare(), SQUARE, lambda cp, h, a, z: [cp.square(a) / 2 <= z], "square"),
     Entry(cl.Huber(0.1), huber(0.1), huber_epigraph, "huber"),
@@ -224,11 +243,25 @@ ACTIVATIONS = [
     Entry(cl.QuadraticSpline((0.1, 0.2), even=False), spline(0.1, 0.2, even=False)),
     Entry(cl.QuadraticSpline((0.1, 0.5), tail=0.3), spline(0.1, 0.5, tail=0.3)),
     Entry(cl.Linear(), kinked(1.0, 1.0), lambda cp, h, a, z: [a <= z]),
-    Entry(cl.GroupNorm(2), name="group"),
-    Entry(cl.GroupNorm(3, cl.Huber(0.1)), name="group huber"),
-    Entry(cl.GroupNorm(2, cl.HalfSquare()), name="group square"),
+    Entry(cl.GroupNorm(2), kinked(-1.0, 1.0), name="group"),
+    Entry(cl.GroupNorm(3, cl.Huber(0.1)), huber(0.1), name="group huber"),
+    Entry(cl.GroupNorm(2, cl.HalfSquare()), SQUARE, name="group square"),
 ]
 ONE_BY_ONE = [entry for entry in ACTIVATIONS if entry.h.group == 1]
+
+
+def shared(h: Any, formulas: Callable[..., Any], knots: Sequence[float], **options: Any) -> Entry:
+    """With shares of its parts that are not equal, as layers learn them; one part has none."""
+    shares = [0.0, 3.0, 1.0]
+    learned = h.with_shares(torch.tensor([shares], dtype=torch.float64))
+    return Entry(learned, formulas(*knots, shares=shares, **options))
+
+
+WITH_SHARES = [
+    shared(cl.HuberMixture((0.05, 0.2, 0.4)), mixture, (0.05, 0.2, 0.4)),
+    shared(cl.QuadraticSpline((0.1, 0.3, 0.9)), spline, (0.1, 0.3, 0.9)),
+    shared(cl.QuadraticSpline((0.1, 0.3, 0.9), tail=0.7), spline, (0.1, 0.3, 0.9), tail=0.7),
+]
 
 
 # Fidelities: f of data y, and with decimal numbers f(w) and f*(v)
@@ -288,10 +321,10 @@ FIDELITIES = {
         lambda w, y: w + exact(0.3) - y + y * (y / (w + exact(0.3))).ln(),
         lambda v, y: -exact(0.3) * v - y * (ONE - v).ln(),
         divergence,
-        lowest=-0.29,
+        lowest=-0.3 + 1e-9,
     ),
     "background by pixel": FidelityEntry(
-        lambda y: cl.KullbackLeibler(y, 0.1 + y / 10), lowest=-0.099
+        lambda y: cl.KullbackLeibler(y, 0.1 + y / 10), lowest=-0.1 + 1e-9
     ),
     "anchored": FidelityEntry(
         lambda y: Anchored(cl.SquaredL2(y), torch.full_like(y, 0.2), 0.1),

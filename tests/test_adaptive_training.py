@@ -10,88 +10,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_adaptive import NOISE, network
 from training_runs import crops
 from typer.testing import CliRunner
+from zoo import NOISE, Constant, adaptive, guided
 
 import convexlift as cl
 from convexlift.cli import app, training_job
 from convexlift.images import psnr, save_image
 from convexlift.networks import AdaptiveNetwork
-from convexlift.networks.adaptive import places_read
-from convexlift.problems.guesses import picture_for_guide
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper
 from convexlift.training import (
     PRESETS,
     BatchSampler,
     Bilevel,
-    Implicit,
     TrainingOptions,
-    ValueFunction,
     train,
 )
-
-
-def directions(net: AdaptiveNetwork):
-    """Parameters with random directions; in the guide's last layer, one for all that it gives."""
-    for parameter in (net.guide.first.weight, net.output):
-        yield parameter, torch.randn(parameter.shape)
-    last, first = net.guide.last.weight, 0
-    for place in places_read(net.layers, net.reads):
-        rows = slice(4 * first, 4 * (first + place.channels))  # four pixels at a time
-        direction = torch.zeros_like(last)
-        direction[rows] = torch.randn(direction[rows].shape)
-        yield last, direction
-        first += place.channels
-
 
 TWO_LAYERS = {"depth": 2, "inner_channels": 4, "reads": ("output", "biases", "links")}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"reads": ("biases",)}, pytest.param(TWO_LAYERS, marks=pytest.mark.slow)],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("strategy", "accuracy"),
-    [(Implicit(damping=0.0), 0.02), (ValueFunction(1e-3, gap=1e-11, max_iterations=5000), 0.06)],
-)
-def test_gradients_of_the_guide_agree_with_finite_differences(strategy, accuracy, options):
-    torch.manual_seed(3)
-    clean, net = torch.rand(1, 1, 6, 6), network(smoothing=0.5, **options)
-    y = clean + NOISE * torch.randn(clean.shape)
-    stop = cl.StopWhen(gap=1e-12, max_iterations=3000)
-
-    def problem():
-        return cl.VariationalProblem(
-            fidelity=cl.SquaredL2(y), regularizer=net, weight=1.0, noise=NOISE
-        )
-
-    def loss():
-        x = cl.solve(problem(), stop=stop).x
-        return float(((x - clean) ** 2).sum() / 2)
-
-    stated = problem()
-    solution = cl.solve(stated, stop=stop)
-    strategy.surrogate(stated, solution, clean).sum().backward()
-    for parameter, direction in directions(net):
-        found = float((parameter.grad * direction).sum())
-        step = 1e-4 / float(direction.norm())
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(direction, alpha=sign * step)
-            ends.append(loss())
-            with torch.no_grad():
-                parameter.add_(direction, alpha=-sign * step)
-        slope = (ends[0] - ends[1]) / (2 * step)
-        assert found == pytest.approx(slope, rel=accuracy, abs=1e-6)
-
-
 def trained(steps: int, of: dict | None = None, **options):
     """A short training on parts of the example pictures, for random noise levels."""
-    net = network(**(of or {}))
+    net = guided(**(of or {}))
     stop = options.pop("stop", cl.StopWhen(gap=1e-3, max_iterations=400))
     objective = Bilevel(
         [(GaussianDenoising(0.05, up_to=0.3, box=None), 1.0)], decibels=True, strict=True, stop=stop
@@ -115,7 +56,7 @@ def test_training_raises_the_psnr(options):
         )
         return float(psnr(cl.solve(problem).x, clean).mean())
 
-    before = network(**options)
+    before = guided(**options)
     assert quality(net) > quality(before) + 1
     for name, read in net.readings(y, NOISE).items():
         assert not torch.allclose(read, before.readings(y, NOISE)[name], rtol=0.01), name
@@ -123,7 +64,7 @@ def test_training_raises_the_psnr(options):
 
 
 def test_a_step_whose_lower_level_missed_its_gap_is_not_taken():
-    before = network().state_dict()
+    before = guided().state_dict()
     net, result = trained(3, stop=cl.StopWhen(gap=1e-9, max_iterations=2))
     assert [row["learning_rate"] for row in result.rows] == [0, 0, 0]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -225,39 +166,12 @@ def test_bad_options_are_one_sentence(options, message):
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.usefixtures("pictures")
-def test_widths_are_for_adaptive_networks():
-    result = CliRunner().invoke(app, ["train", "bilevel", "pictures", "--widths", "4"])
-    assert result.exit_code == 2
-    assert "--widths is for networks that read the data. Add --adaptive." in result.output
+class Recording(Constant):
+    """Remembers what it was given."""
 
-
-def test_weights_without_bounds_make_training_go_backwards():
-    """Large weights cannot be solved for in the iterations of a training: their gradients are not
-    gradients. The ceiling keeps networks where they can, and strict training refuses the rest.
-    """
-    images, stop = crops(4), cl.StopWhen(gap=1e-3, max_iterations=30)
-    task = GaussianDenoising(0.1, box=None)
-    batch = BatchSampler(images, 4).batch(0)
-    batch = replace(batch, clean=batch.clean.double())
-    bounded = network(smoothing=0.1)
-    unbounded = network(smoothing=0.1)
-    with torch.no_grad():
-        bounded.output.fill_(1e3)
-        unbounded.output.fill_(1e3)
-    bounded.project_()
-    assert float(bounded.output.detach().max()) == bounded.ceiling
-    exact = cl.StopWhen(gap=1e-9, max_iterations=20_000)
-
-    def gradient(net, stop):
-        loss = Bilevel([(task, 1.0)], stop=stop, strict=True)(net, batch)
-        (slope,) = torch.autograd.grad(loss.surrogate, net.output)
-        return slope, loss
-
-    for net, solvable in ((bounded, True), (unbounded, False)):
-        (found, loss), (true, _) = gradient(net, stop), gradient(net, exact)
-        assert loss.usable == solvable
-        assert (float((found - true).norm()) < 0.2 * float(true.norm())) == solvable
+    def forward(self, picture, noise, seen):
+        self.picture, self.seen = picture, seen
+        return super().forward(picture, noise, seen)
 
 
 def test_other_damage_reaches_the_guide():
@@ -265,18 +179,16 @@ def test_other_damage_reaches_the_guide():
     torch.manual_seed(0)
     clean = crops(1)[0][None].double()
     generator = [torch.Generator().manual_seed(0)]
+    guide = Recording(0.0)
+    net = adaptive("adaptive", guide=guide)
     holes = Inpainting(0.3, 0.01).measure(clean, generator)
-    picture, seen = picture_for_guide(holes.fidelity, holes.operator)
-    assert torch.equal(seen, (holes.operator.diagonal != 0).to(seen))
-    assert float((picture - clean).abs().mean()) < 0.05
+    holes.problem(net, 1.0)
+    assert torch.equal(guide.seen, (holes.operator.diagonal != 0).to(guide.seen))
+    assert float((guide.picture - clean).abs().mean()) < 0.05
     impulses = SaltAndPepper(0.25).measure(clean, generator)
-    picture, seen = picture_for_guide(impulses.fidelity, impulses.operator)
+    impulses.problem(net, 1.0)
     hit = impulses.fidelity.y != clean
-    assert float((seen[hit] == 0).double().mean()) > 0.8
-    assert float(seen[~hit].mean()) > 0.8
-    assert float((picture - clean).abs().mean()) < 0.3 * float(
-        (impulses.fidelity.y - clean).abs().mean()
-    )
-    net = network(smoothing=0.1)
-    told, untold = net.weights(picture, 0.05, seen), net.weights(picture, 0.05)
-    assert not torch.equal(told, untold)
+    assert float((guide.seen[hit] == 0).double().mean()) > 0.8
+    assert float(guide.seen[~hit].mean()) > 0.8
+    damage = float((impulses.fidelity.y - clean).abs().mean())
+    assert float((guide.picture - clean).abs().mean()) < 0.3 * damage

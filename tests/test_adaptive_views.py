@@ -11,18 +11,25 @@ import numpy as np
 import pytest
 import torch
 from reconstruct_runs import noisy, one_record, run
-from test_adaptive import NOISE, denoising, guided_by, network
 from typer.testing import CliRunner
+from zoo import NOISE, Constant, guided
 
 import convexlift as cl
-from convexlift import demo as demo_module
 from convexlift.cli import app
 from convexlift.images import WEIGHT_CAPTION, load_image, save_image, weight_picture
-from convexlift.networks import AdaptiveNetwork, ConditionedNetwork, Guide
+from convexlift.networks import AdaptiveNetwork, Guide
 from convexlift.problems.claims import CAVEAT
 
 PREMISE = "given the weights that the guide read from these data, "
 DOCS = Path(__file__).parent.parent / "docs"
+
+
+def denoising(batch: int = 2) -> cl.VariationalProblem:
+    torch.manual_seed(0)
+    y = torch.rand(batch, 1, 9, 12)
+    return cl.VariationalProblem(
+        fidelity=cl.SquaredL2(y), regularizer=guided(), weight=1.0, noise=NOISE
+    )
 
 
 class Edges(Guide, name="EdgesOfTests"):
@@ -37,7 +44,7 @@ class Edges(Guide, name="EdgesOfTests"):
 
 
 def edges() -> AdaptiveNetwork:
-    return AdaptiveNetwork(list(network().layers), Edges())
+    return AdaptiveNetwork(list(guided().layers), Edges())
 
 
 def half_flat(size: int = 24) -> torch.Tensor:
@@ -53,7 +60,7 @@ def files(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
     save_image(tmp_path / "noisy.png", torch.from_numpy(noisy(sigma=NOISE)))
-    cl.save(network().float(), tmp_path / "net")
+    cl.save(guided().float(), tmp_path / "net")
     return tmp_path
 
 
@@ -67,7 +74,7 @@ def reconstruct(*more: str):
 
 def test_the_map_is_the_share_of_the_largest_weights():
     solution = cl.solve(denoising())
-    net, y = network(), denoising().fidelity.y
+    net, y = guided(), denoising().fidelity.y
     largest = NOISE * net.output.detach()
     by_hand = net.weights(y, NOISE).detach().sum(1, keepdim=True) / largest.sum()
     torch.testing.assert_close(solution.weight_map, by_hand)
@@ -76,16 +83,10 @@ def test_the_map_is_the_share_of_the_largest_weights():
 
 @pytest.mark.parametrize("number", [-math.inf, -1.0, 0.0, math.inf])
 def test_the_map_of_a_constant_guide_is_its_number(number):
-    shown = guided_by(number, floor=0.01).condition(torch.rand(1, 1, 5, 6), NOISE).weight_map
+    net = AdaptiveNetwork(list(guided().layers), Constant(number), floor=0.01)
+    shown = net.condition(torch.rand(1, 1, 5, 6), NOISE).weight_map
     share = float(torch.sigmoid(torch.tensor(number))) ** 2
     torch.testing.assert_close(shown, torch.full((1, 1, 5, 6), 0.01 + 0.99 * share))
-
-
-def test_the_map_does_not_depend_on_the_unit_of_the_data():
-    net, y = network(), torch.rand(1, 1, 9, 12)
-    constant = AdaptiveNetwork(list(net.layers), Edges())
-    one, other = (constant.condition(c * y, c * NOISE).weight_map for c in (1.0, 3.0))
-    torch.testing.assert_close(one, other)
 
 
 def test_it_is_dark_where_there_is_detail():
@@ -93,23 +94,6 @@ def test_it_is_dark_where_there_is_detail():
     assert float(picture[:, 1:12].max()) < 0.1
     assert float(picture[:, 13:].min()) > 0.9
     assert WEIGHT_CAPTION == "Bright: smoothed strongly; dark: detail kept"
-
-
-def test_a_network_without_weights_has_a_map_of_zeros():
-    net = network()
-    with torch.no_grad():
-        net.output.zero_()
-    assert not net.condition(torch.rand(1, 1, 8, 8), NOISE).weight_map.any()
-
-
-def test_maps_belong_to_their_images():
-    """They follow selections, copies and conversions of the network."""
-    problem = denoising(batch=3)
-    whole = problem.regularizer.weight_map
-    assert torch.equal(problem.select(torch.tensor([2])).regularizer.weight_map, whole[2:])
-    single = problem.to(dtype=torch.float32).regularizer
-    assert isinstance(single, ConditionedNetwork)
-    torch.testing.assert_close(single.weight_map.double(), whole, rtol=1e-6, atol=1e-7)
 
 
 def test_fixed_regularizers_have_no_map():
@@ -125,16 +109,6 @@ def test_fixed_regularizers_have_no_map():
         cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, weight_map=True)
 
 
-def test_guides_without_output_weights_have_no_map():
-    net, y = network(reads=("biases",)).float(), torch.rand(1, 1, 24, 20).float()
-    options = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "tolerance": 1e-2}
-    result = cl.reconstruct(y, **options)
-    assert result.weight_map is None
-    assert result.solution.meaning[0].startswith(PREMISE)
-    with pytest.raises(ValueError, match="AdaptiveNetwork does not read them; leave it out"):
-        cl.reconstruct(y, weight_map=True, **options)
-
-
 def test_maps_are_not_part_of_proofs(tmp_path):
     import safetensors.numpy
 
@@ -146,7 +120,7 @@ def test_maps_are_not_part_of_proofs(tmp_path):
 @pytest.mark.parametrize("batch", [1, 2, "auto"])
 def test_planes_solved_in_pieces_have_the_maps_of_all(batch):
     planes = torch.rand(3, 1, 24, 20).float()
-    net = network().float()
+    net = guided().float()
     result = cl.reconstruct(
         planes, regularizer=net, sigma=NOISE, noise="gaussian", batch=batch, tolerance=1e-2
     )
@@ -158,7 +132,7 @@ def test_the_command_line_writes_it(files):
     assert result.exit_code == 0, result.output
     numbers = np.load(files / "out.weights.npy")
     with torch.no_grad():
-        expected = network().float().condition(load_image(files / "noisy.png"), NOISE).weight_map
+        expected = guided().float().condition(load_image(files / "noisy.png"), NOISE).weight_map
     np.testing.assert_allclose(numbers, expected[:, 0], rtol=1e-5)
     shown = load_image(files / "out.weights.png")
     torch.testing.assert_close(shown, expected.sqrt(), rtol=0, atol=0.5 / 255 + 1e-6)
@@ -190,7 +164,7 @@ def test_a_map_that_does_not_exist_is_refused_before_any_work(files):
 def test_every_text_about_a_certificate_has_the_premise(tmp_path):
     problem = denoising()
     solution = cl.solve(problem)
-    assert problem.regularizer.premise == network().premise == PREMISE
+    assert problem.regularizer.premise == guided().premise == PREMISE
     everywhere = "no image in the box has an objective below the lower bound"
     assert solution.meaning == (PREMISE + everywhere,) * 2
     assert PREMISE in " ".join(str(solution).split())
@@ -238,73 +212,14 @@ def test_the_documentation_has_the_premise(page):
     assert PREMISE.strip(", ") in " ".join((DOCS / page).read_text().split())
 
 
-def test_the_report_of_the_demo_shows_weights_and_premise(tmp_path, monkeypatch):
-    torch.set_default_dtype(torch.float32)
-    net = network().float()
-    weights = {"salt-and-pepper": 1.0, "inpainting": 1.0}
-    net.card = cl.ModelCard(
-        name="net", summary="Not trained.", task="inpainting", weight=1.0, weights=weights
-    )
-    monkeypatch.setattr(demo_module, "load", lambda name, device: net)
-    options = demo_module.DemoOptions(size=32, gap=0.5, max_iterations=10)
-    *_, page = demo_module.write_report(
-        demo_module.run_demo(options, torch.device("cpu")), tmp_path
-    )
-    text = " ".join(page.read_text().split())
-    assert text.count(f"{PREMISE}no image in the box has an objective below the lower bound") == 3
-    for words in re.findall(r"<b>([^<]*)</b>", text):
-        assert PREMISE in words
-        assert words.startswith("Not solved yet: ") or words.endswith(CAVEAT)
-    assert text.count(f"<figcaption>Weights. {WEIGHT_CAPTION}</figcaption>") == 3
-    for task in ("denoising", "inpainting", "deblurring"):
-        assert load_image(tmp_path / f"{task}-weights.png").shape == (1, 1, 32, 32)
-
-
-def test_the_page_shows_weights_and_premise(files, monkeypatch):
-    pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
-    from web_runs import crop, denoising, finished
-
-    from convexlift.web import html, result, run
-
-    monkeypatch.setattr(run, "fitting", lambda task, size: ("net", "tv"))
-    for planes in (1, 3):
-        done = finished(denoising(crop(32, planes), regularizer="net", strength=1.5))
-        shown = html.details("denoise", done)
-        assert "<b>Weights.</b>" in shown
-        assert "Black: detail kept" in shown
-        assert "Bright: smoothed strongly" in shown
-        assert shown.count("<img") == 3
-        facts = html.facts("denoise", done, result.record(done))
-        assert f"{PREMISE.capitalize()}no image in the box has an objective below" in facts
-        assert (
-            f"{PREMISE}no picture fits this model better by more than that. It does not say"
-            in html.verdict(done)
-        )
-        assert done.reconstruction.weight.value == 1.5
-    plain = finished(denoising(crop(32), regularizer="tv"))
-    assert "Weights" not in html.details("denoise", plain)
-    assert "given" not in html.verdict(plain).lower()
-
-
 # Strength
-
-
-def test_strength_is_the_weight_of_a_regularizer_that_scales_with_the_noise():
-    net, y = network().float(), torch.rand(1, 1, 16, 16).float()
-    given = {"regularizer": net, "sigma": NOISE, "noise": "gaussian", "max_iterations": 20}
-    strong, weighted = (
-        cl.reconstruct(y, strength=1.5, **given),
-        cl.reconstruct(y, weight=1.5, **given),
-    )
-    assert torch.equal(strong.x, weighted.x)
-    assert (strong.weight.value, strong.weight.rule) == (1.5, "card")
 
 
 def test_more_strength_makes_smoother_images():
     y = torch.from_numpy(noisy(sigma=NOISE)).float()
     roughness = []
     for strength in (0.5, 1.0, 2.0):
-        result = cl.reconstruct(y, regularizer=network().float(), sigma=NOISE, strength=strength)
+        result = cl.reconstruct(y, regularizer=guided().float(), sigma=NOISE, strength=strength)
         roughness.append(float(result.solution.history["regularizer"][-1, 0]))
     assert roughness == sorted(roughness, reverse=True)
 
@@ -333,18 +248,6 @@ def test_the_command_line_prints_the_strength(files):
 def test_bad_strengths_are_refused(value):
     with pytest.raises(ValueError, match="strength= is a number > 0, got"):
         cl.reconstruct(noisy(), sigma=0.05, strength=value)
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [("0", "--strength is a number > 0, got 0"), ("-1", "number > 0, got -1"),
-     ("nan", "--strength is a number > 0, got nan"), ("much", "Invalid value for '--strength'")],
-)  # fmt: skip
-def test_bad_strengths_on_the_command_line(files, value, said):
-    result = reconstruct("--strength", value)
-    assert result.exit_code == 2
-    assert said in result.output
-    assert not (files / "out.png").exists()
 
 
 def test_a_weight_and_a_strength_are_one_too_many(files):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from learned_problems import SIZE, kernel, pixels, ridge, state_of
+from marks import slow
 from torch import nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
@@ -13,6 +14,7 @@ import convexlift as cl
 
 EXACT = cl.Implicit(damping=0.0, iterations=1000, tolerance=1e-12)
 KINKS = cl.ValueFunction(b=1e-5, gap=None, max_iterations=10_000)
+TWO_LAYERS = {"depth": 2, "inner_channels": 2, "reads": ("output", "biases", "links")}
 SHARP = cl.StopWhen(gap=1e-10, max_iterations=20_000)
 
 
@@ -33,14 +35,16 @@ class Model(nn.Module):
 
 def check(model, weight=0.5, others=(), y=None, **tolerances):
     """gradcheck in the data, the weight, the others, and two parameters of the network."""
-    names = ["net.output", "net.layers.0.skip.weight"]
+    learned = ["output", "layers.0.skip.weight", "layers.0.shares"]
+    known = dict(model.net.named_parameters())
+    names = [f"net.{name}" for name in learned if name in known]
     parameters = [model.get_parameter(name).detach().clone() for name in names]
     inputs = [pixels() if y is None else y, torch.tensor(weight), *others, *parameters]
     inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
 
     def call(*tensors):
-        *data, output, filters = tensors
-        return functional_call(model, dict(zip(names, (output, filters), strict=True)), tuple(data))
+        data, parameters = tensors[: -len(names)], tensors[-len(names) :]
+        return functional_call(model, dict(zip(names, parameters, strict=True)), data)
 
     assert gradcheck(call, inputs, fast_mode=True, **{"eps": 1e-5, "atol": 1e-5, **tolerances})
 
@@ -102,6 +106,13 @@ def test_gradients_with_smooth_networks(name):
     eps = 1e-3 if name == "masked L2" else 1e-6
     model = Model(state, ridge(), hypergradient=EXACT, stop=stop)
     check(model, others=others, y=y, atol=atol, eps=eps)
+
+
+def test_gradients_reach_the_shares_of_profiles():
+    net = cl.networks.ridge(channels=2, kernel=3, profiles=3, smoothing=0.2)
+    net.layers[0].shares.data.copy_(torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]]))
+    check(Model(lambda y: (cl.SquaredL2(y), cl.Identity(), None), net, hypergradient=EXACT),
+          eps=1e-6)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -196,10 +207,12 @@ def test_the_scale_of_a_loss_does_not_matter():
     assert not torch.autograd.grad((0 * x).sum(), y)[0].any()
 
 
-def test_gradients_reach_the_guide_of_an_adaptive_network():
+@pytest.mark.parametrize("options", [{}, {"reads": ("biases",)}, slow(TWO_LAYERS)], ids=str)
+def test_gradients_reach_the_guide_of_an_adaptive_network(options):
     """Along a random direction of all its parameters, and of the data, which it reads as well."""
     torch.manual_seed(0)
-    net = cl.networks.adaptive(channels=2, kernel=3, smoothing=0.5, widths=(3,), blocks=1)
+    small = {"channels": 2, "kernel": 3, "smoothing": 0.5, "widths": (3,), "blocks": 1}
+    net = cl.networks.adaptive(**small, **options)
     y = pixels(1, 1, 6, 6).requires_grad_()
 
     def solved(y, **options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import parts
 import torch
 from checked_proofs import confirm
 
@@ -21,7 +22,7 @@ def test_slopes_of_about_zero_get_a_clearance(tmp_path):
 
 
 def three_smooth_layers() -> cl.InputConvexNetwork:
-    h = cl.Softplus(5.0)
+    h = parts.Softplus(5.0)
     first = cl.ConvexLayer(h, channels=3, skip=Convolution(1, 3, 3))
     others = [
         cl.ConvexLayer(h, channels=3, previous=Convolution(3, 3, 3, nonnegative=True))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
+import parts
 import pytest
 import torch
 from checked_proofs import confirm
-from dense import dense_matrix
 from oracle import optimum
-from scipy.optimize import linprog
 
 import convexlift as cl
-from convexlift.problems.data_bound import can_hold_everywhere
-from convexlift.problems.domains import moved_inside, moved_towards
 
 SHARP = torch.tensor([[-0.2, 0.4, -0.2], [0.3, 1.0, 0.1], [-0.3, 0.2, -0.1]], dtype=torch.float64)
 EDGY = torch.tensor([[0.9, 0.3, -0.6]], dtype=torch.float64)
@@ -52,38 +48,6 @@ def test_counts_without_background_whose_domain_is_approached_from_outside(dtype
     confirm(problem.to(dtype=dtype), solution.proof.claim, tmp_path / "x.proof")
 
 
-def best_push(A: cl.LinearOperator, shape: tuple[int, ...]) -> float:
-    """max over |d| <= 1 of min A* d, by linear programming."""
-    transposed = dense_matrix(A, shape).T
-    pixels, data = transposed.shape
-    found = linprog(
-        np.r_[np.zeros(data), -1.0],
-        A_ub=np.c_[-transposed, np.ones(pixels)], b_ub=np.zeros(pixels),
-        bounds=[(-1, 1)] * data + [(None, None)],
-    )  # fmt: skip
-    return -float(found.fun)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_direction_that_reaches_every_pixel_is_found_if_there_is_one(masked, sign):
-    """A* 1 has both signs; a linear program decides whether some other A* d is positive."""
-    A = sign * cl.Blur(EDGY, "replicate")
-    if masked:  # pixels that only negative weights see
-        A = cl.Mask((images(5, 7) < 0.5).double()) @ A
-    y = A(images(1, 1, 5, 7))
-    problem = stated(A, cl.SquaredL2(y), (0.0, None))
-    ones = A.adjoint(torch.ones_like(y))
-    assert ones.min() < 0 < ones.max()
-    d, push = problem.upward
-    assert d.abs().max() <= 1
-    torch.testing.assert_close(push, A.adjoint(d))
-    exists = best_push(A, (1, 5, 7)) > 1e-9
-    assert exists is not masked
-    assert bool((push > 0).all()) is exists
-    assert can_hold_everywhere(problem) is exists
-
-
 @pytest.mark.parametrize("box", [(0.0, None), (None, 1.0)])
 def test_one_sided_boxes_behind_kernels_with_negative_weights_are_certified(box, tmp_path):
     """The bound holds everywhere, up to an independent optimum."""
@@ -104,10 +68,10 @@ def test_a_layer_that_is_nearly_dead_at_the_start_does_not_stop_the_others():
     torch.manual_seed(0)
     layers = [
         cl.ConvexLayer(
-            cl.Softplus(sharpness=10.0), channels=2, skip=cl.networks.Convolution(1, 2, 3)
+            parts.Softplus(sharpness=10.0), channels=2, skip=cl.networks.Convolution(1, 2, 3)
         ),
         cl.ConvexLayer(
-            cl.Softplus(sharpness=10.0), channels=2, residual=True,
+            parts.Softplus(sharpness=10.0), channels=2, residual=True,
             previous=cl.networks.Convolution(2, 2, 3, nonnegative=True),
         ),
     ]  # fmt: skip
@@ -124,24 +88,6 @@ def test_a_layer_that_is_nearly_dead_at_the_start_does_not_stop_the_others():
     assert solution.status == (cl.Status.CONVERGED,)
     start = problem.objective(problem.bounds.project(problem.initial_image()))
     assert float(solution.objective) < float(start)
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_images_of_any_scale_take_about_as_many_iterations(scale):
-    """D(s x, s y) + s w TV(s x) = s^2 (D + w TV): first steps follow the range of the pixels."""
-    y = images(1, 1, 16, 16).round() + 0.05 * images(1, 1, 16, 16).flip(-1)
-
-    def solved(s: float) -> cl.Solution:
-        data = cl.SquaredL2((s * y).float())
-        problem = cl.VariationalProblem(
-            fidelity=data, regularizer=cl.TotalVariation().float(), weight=0.05 * s, box=(-s, 2 * s)
-        )
-        return cl.solve(problem)
-
-    ordinary, scaled = solved(1.0), solved(scale)
-    assert scaled.status == (cl.Status.CONVERGED,)
-    assert int(scaled.iterations) <= int(ordinary.iterations) + 20
-    torch.testing.assert_close(scaled.x / scale, ordinary.x, atol=0.02, rtol=0)
 
 
 class Hinge(cl.Fidelity):
@@ -187,39 +133,3 @@ def test_bounds_hold_for_data_terms_whose_conjugate_ends_at_zero():
     for iterations in (1, 3, 10, 100):
         stop = cl.StopWhen(gap=1e-3, max_iterations=iterations)
         assert float(cl.solve(problem, stop=stop).lower_bound) <= 0.0
-
-
-@pytest.mark.parametrize("share", [0.9, 0.3, 0.02, 3e-5])
-def test_images_are_moved_into_the_domain_no_farther_than_needed(share):
-    """The way from x to a place inside the domain x >= 0 enters it after a known share."""
-    x = torch.ones(2, 1, 8, 8, dtype=torch.float64)
-    x[0, 0, 3, 4] = -share / (1 - share)  # x + share (1 - x) = 0 there
-    problem = cl.VariationalProblem(
-        fidelity=cl.KullbackLeibler(torch.ones_like(x), 0.0),
-        regularizer=cl.TotalVariation().double(),
-        weight=0.1,
-        box=(0, None),
-    )
-    outside = problem.evaluate(x)
-    assert outside.objective.isinf().tolist() == [True, False]
-    moved = moved_towards(problem, x, (torch.ones_like(x),))
-    assert problem.evaluate(moved).objective.isfinite().all()
-    assert torch.equal(moved[1], x[1])
-    taken = (moved - x)[0, 0, 3, 4] / (1 - x)[0, 0, 3, 4]
-    assert share <= float(taken) <= 1.06 * share
-
-
-def test_images_outside_the_domain_at_many_places_move_little():
-    """One datum far outside: only the pixels that it sees have to move far."""
-    A = cl.Blur(SHARP, "circular").to(dtype=torch.float64)
-    problem = stated(A, cl.KullbackLeibler(A(images(1, 1, 9, 9) + 1)), (0.0, None))
-    x = images(1, 1, 9, 9) + 0.5
-    x[..., 4, 4], x[..., 4, 5] = 0.0, 4.0
-    outside = problem.evaluate(x)
-    assert float(outside.objective) == math.inf
-    place = torch.ones_like(x)
-    moved = moved_inside(problem, outside, (place,))
-    assert float(problem.objective(moved)) < math.inf
-    worst = float(-outside.prediction.min())
-    assert float((moved - x).abs().max()) < 3 * worst
-    assert float((moved - x)[..., 0:2, :].abs().max()) < 0.1 * worst  # far away

@@ -22,7 +22,7 @@ from hypergradient_cases import (
 )
 
 import convexlift as cl
-from convexlift.training import Implicit, JacobianFree, Unrolled, ValueFunction
+from convexlift import Implicit, JacobianFree, Unrolled, ValueFunction
 
 SMOOTH_DATA = tuple(name for name in SMOOTH if "L2" in name)
 

@@ -55,14 +55,6 @@ def test_cosine_filters_are_orthonormal_and_ignore_brightness(size):
     assert torch.equal(cosine_filters(2, size), filters[:2])
 
 
-def test_low_frequencies_come_first():
-    first = cosine_filters(2, 5)
-    assert float((first[0] - first[0][:1]).abs().max()) < 1e-12  # a wave along a row
-    assert float((first[1] - first[1][:, :1]).abs().max()) < 1e-12
-    changes = (cosine_filters(24, 5).sign().diff(dim=-1).abs().sum((1, 2))).tolist()
-    assert changes[-1] == max(changes)
-
-
 def test_more_filters_than_waves():
     filters = cosine_filters(12, 3)
     assert filters.shape == (12, 3, 3)
@@ -91,17 +83,6 @@ def test_the_network_measures_the_responses(name):
     # Brightness is free.
     assert float(net(torch.full((1, 1, SIZE, SIZE), 0.7)).detach()) < 1e-12
     torch.testing.assert_close(net(x + 0.3), net(x))
-
-
-@pytest.mark.parametrize("name", ["baseline", "deep", "convolutional"])
-def test_units_differ_so_that_they_can_learn(name):
-    net = NETWORKS[name][0]()
-    start_from_filters_(net)
-    x = pictures().requires_grad_()
-    net(x).sum().backward()
-    for parameter in net.layers[1].previous.parameters():
-        rows = parameter.detach().flatten(1)
-        assert float(torch.cdist(rows, rows).fill_diagonal_(1).min()) > 0
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.05])

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.solvers import hypergradients
 
 SIZE, WEIGHT = 6, 0.03
 
@@ -84,12 +83,3 @@ def test_a_pull_of_one_strength_is_wrong_there():
     ((x - clean) ** 2).sum().backward()
     exact = exact_gradient(width)
     assert float((y.grad.flatten() - exact).norm() / exact.norm()) > 0.05
-
-
-def test_kinks_that_cannot_be_avoided_are_warned_of(monkeypatch):
-    monkeypatch.setattr(hypergradients, "STRAIGHT", -1.0)
-    clean, y = data(0.5)
-    y.requires_grad_()
-    x = cl.solve(blurred(y, 0.5), stop=cl.StopWhen(gap=1e-7), differentiable=True).x
-    with pytest.warns(RuntimeWarning, match="kinks so close to these data"):
-        ((x - clean) ** 2).sum().backward()

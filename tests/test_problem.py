@@ -9,7 +9,6 @@ import torch
 import zoo
 
 import convexlift as cl
-from convexlift.checks import adjoint_error
 
 Y = torch.rand((1, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -81,19 +80,6 @@ def test_refused(build, error, message):
         build()
 
 
-def test_a_network_made_non_convex_is_refused():
-    broken = net()
-    broken.output.data[0] = -1.0
-    with pytest.raises(ValueError, match="output weights contain -1"):
-        state(regularizer=broken)
-
-
-def test_kl_without_background_is_fine_for_nonnegative_images():
-    problem = state(fidelity=cl.KullbackLeibler((10 * Y).round()), box=(0, None))
-    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
-    assert solution.status == (cl.Status.CONVERGED,)
-
-
 SEEN = torch.ones(8, 8, dtype=torch.float64)
 SEEN[2, 3:6] = 0
 COUNTS = (10 * Y).round() + 1
@@ -127,13 +113,6 @@ def test_counts_are_seen_by_the_mask_of_their_image():
         state(fidelity=cl.KullbackLeibler(both), operator=operator, box=(0, None))
 
 
-def test_looking_for_what_is_seen_leaves_the_random_numbers_alone():
-    data, regularizer = cl.KullbackLeibler(COUNTS), net()
-    before = torch.get_rng_state()
-    cl.VariationalProblem(fidelity=data, regularizer=regularizer, weight=0.1, box=(0, None))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_objective_is_the_sum_of_its_parts():
     problem = zoo.problem("skips", cl.LeakyReLU(0.2), "KL", "x >= 0", batch=3)
     x = torch.rand(3, 1, 8, 8)
@@ -144,16 +123,6 @@ def test_the_objective_is_the_sum_of_its_parts():
     assert problem.objective(x - 2).isinf().all()
     with pytest.raises(ValueError, match=r"x must have shape \(3, 1, 8, 8\)"):
         problem.evaluate(x[:1])
-
-
-def test_the_subgradient_is_that_of_autograd():
-    problem = zoo.problem("deep", cl.Softplus(2.0), "masked L2", batch=2)
-    x = torch.rand(2, 1, 8, 8, requires_grad=True)
-    objective = (
-        problem.fidelity.density(problem.operator(x)).sum() + 0.1 * problem.regularizer(x).sum()
-    )
-    (gradient,) = torch.autograd.grad(objective, x)
-    torch.testing.assert_close(problem.subgradient(problem.evaluate(x.detach())), gradient)
 
 
 @pytest.mark.parametrize("name", zoo.FIDELITIES)
@@ -167,16 +136,6 @@ def test_the_initial_image_of_a_blur_has_the_scale_of_the_image():
     blur = 7.0 * cl.Blur.gaussian(1.0)
     problem = state(fidelity=cl.SquaredL2(blur(torch.full_like(Y, 0.4))), operator=blur)
     torch.testing.assert_close(problem.initial_image(), torch.full_like(Y, 0.4), atol=0.05, rtol=0)
-
-
-def test_conversion_keeps_the_problem():
-    problem = zoo.problem("residual", cl.ReLU(), "masked L2", "box")
-    single = problem.to(dtype=torch.float32)
-    x = torch.rand(1, 1, 8, 8)
-    torch.testing.assert_close(
-        single.objective(x.float()), problem.objective(x), rtol=1e-5, atol=1e-6
-    )
-    assert next(problem.regularizer.parameters()).dtype == torch.float64
 
 
 # Adjoints -----------------------------------------------------------------------------------------
@@ -238,19 +197,7 @@ def test_a_right_adjoint_is_examined_once(dtype):
             return super().adjoint(y)
 
     operator = Counted(-1)
-    stated = shifted_problem(operator, dtype).operator
-    assert adjoint_error(stated, torch.empty(2, 1, 24, 24, dtype=dtype)) < 1e-6
+    shifted_problem(operator, dtype)
     shifted_problem(operator, dtype)
     shifted_problem(3.0 * operator, dtype)
     assert len(calls) == 1
-
-
-def test_an_operator_that_sees_nothing_has_an_adjoint():
-    class Nothing(Shifted):
-        def forward(self, x):
-            return 0 * x
-
-        def adjoint(self, y):
-            return 0 * y
-
-    assert adjoint_error(Nothing(0), torch.empty(1, 1, 24, 24)) == 0

@@ -115,7 +115,8 @@ def test_ray_transforms_have_their_transpose():
     assert left == pytest.approx((x * A.pull(Ball(y)).value).sum(), rel=1e-13)
 
 
-ENTRIES = {str(entry.h): entry for entry in parts.ONE_BY_ONE}
+OWN = parts.Softplus  # the checker knows the library's
+ENTRIES = {str(entry.h): entry for entry in parts.ONE_BY_ONE if not isinstance(entry.h, OWN)}
 
 
 def described(h: cl.Activation) -> dict:

@@ -134,13 +134,13 @@ def odd_network(padding: str) -> cl.InputConvexNetwork:
         cl.ConvexLayer(cl.Abs(), channels=3, skip=conv(1, 3, 2)),
         cl.ConvexLayer(cl.ReLU(), channels=2, previous=conv(3, 2), bias=False),
         cl.ConvexLayer(
-            cl.Softplus(4.0),
+            cl.SmoothedLeakyReLU(slope=0.1, smoothing=0.4),
             channels=2,
             skip=Chain(conv(1, 2), Chain(AveragePool(2), AveragePool(1))),
             links={1: conv(3, 2, size=5)},
         ),
         cl.ConvexLayer(
-            cl.ELU(0.5),
+            cl.LeakyReLU(0.3),
             channels=5,
             previous=Chain(AveragePool(3), conv(2, 2), Dense(8, 5, nonnegative=True)),
             links={1: Dense(108, 5, nonnegative=True)},
@@ -198,9 +198,9 @@ def test_single_precision_files_are_computed_in_double(tmp_path):
     assert_agreement(tmp_path, single, known)
 
 
-@pytest.mark.parametrize("activation", [cl.ELU(0.6), cl.Softplus(2.0), cl.ReLU()], ids=str)
+@pytest.mark.parametrize("activation", [cl.SmoothedReLU(smoothing=0.3), cl.ReLU()], ids=str)
 def test_mixtures_with_the_minimum_of_the_network(tmp_path, activation):
-    """L1 without a box needs theta < 1; min R is not zero for an ELU."""
+    """L1 without a box needs theta < 1."""
     torch.manual_seed(0)
     layer = cl.ConvexLayer(activation, channels=4, skip=Convolution(1, 4, 3))
     net = cl.InputConvexNetwork([layer], in_channels=1)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import parts
 import torch
 from torch import Tensor
 
 import convexlift as cl
-from convexlift.networks import AveragePool, Chain, Convolution, Dense
+from convexlift.networks import (
+    AdaptiveNetwork,
+    AveragePool,
+    Chain,
+    Convolution,
+    Dense,
+    Guide,
+    NoiseGuide,
+    UNetGuide,
+)
 
 SIZE = 8
 
@@ -18,6 +30,17 @@ FIRST_LAYER_ONLY = {name: h for name, h in NAMED.items() if not h.nondecreasing}
 ACTIVATIONS = [entry.h for entry in parts.ONE_BY_ONE]
 
 ARCHITECTURES = ("plain", "skips", "residual", "deep")
+NOISE = 0.1
+EVERYTHING = ("output", "biases", "links")
+ADAPTIVE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "adaptive": ("one layer", ("output",)),
+    "adaptive biases": ("one layer", ("output", "biases")),
+    "adaptive residual": ("residual", EVERYTHING),
+    "adaptive deep": ("two layers", EVERYTHING),
+    "adaptive links": ("linked", ("links", "bias_3")),
+    "adaptive pooled": ("pooled", ("bias_1", "bias_2")),
+}
+"""Networks whose weights a guide reads off the data: their layers, and what is read."""
 FIDELITIES = ("L1", "L2", "masked L2", "KL")
 BOXES = {"no box": None, "box": (0.0, 1.0), "x >= 0": (0.0, None)}
 
@@ -81,6 +104,110 @@ def network(
     return net
 
 
+class Scattered(Guide, name="ScatteredOfTests"):
+    """Random numbers, some of them infinite: other weights for neighbouring pixels."""
+
+    def __init__(self, in_channels: int = 1, outputs: int = 4, spread: float = 3.0) -> None:
+        super().__init__()
+        self.in_channels, self.outputs, self.spread = in_channels, outputs, spread
+
+    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
+        numbers = []
+        for image in picture.double():  # each has its own, alone and in a batch
+            generator = torch.Generator().manual_seed(int(1e6 * float(image.mean())))
+            numbers.append(torch.randn((self.outputs, *image.shape[1:]), generator=generator))
+        drawn = self.spread * torch.stack(numbers).to(picture)
+        return torch.where(drawn.abs() > 2 * self.spread, drawn * math.inf, drawn)
+
+
+class Constant(Guide):
+    """The same number everywhere."""
+
+    def __init__(self, number: float, outputs: int = 4) -> None:
+        super().__init__()
+        self.number, self.in_channels, self.outputs = number, 1, outputs
+
+    def forward(self, picture: Tensor, noise: Tensor, seen: Tensor) -> Tensor:
+        return picture.new_full((len(picture), self.outputs, *picture.shape[2:]), self.number)
+
+
+def adaptive_layers(kind: str, h: cl.Activation, channels: int = 1) -> list[cl.ConvexLayer]:
+    """Layers with four outputs, and without biases."""
+    wide = 4 * h.group
+    filters = Convolution(channels, wide, 3, padding="reflect")
+    made = [cl.ConvexLayer(h, channels=wide, skip=filters, bias=False)]
+    if kind != "one layer":
+        previous, residual = Convolution(4, 4, 3, nonnegative=True), kind == "residual"
+        options = {"previous": previous, "residual": residual, "bias": False}
+        made.append(cl.ConvexLayer(cl.ReLU(), channels=4, **options))
+    maps = {"previous": Convolution(4, 4, 3, nonnegative=True)}
+    if kind == "linked":
+        links = {1: Convolution(4, 4, 1, nonnegative=True)}
+        maps |= {"skip": Convolution(channels, 4, 3), "links": links}
+    elif kind == "pooled":
+        maps = {"previous": Chain(AveragePool(2), maps["previous"])}
+    if kind in ("linked", "pooled"):
+        third = cl.SmoothedReLU(smoothing=0.1)
+        made.append(cl.ConvexLayer(third, channels=4, bias=False, **maps))
+    return made
+
+
+def numbers_read(layers: Sequence[cl.ConvexLayer], reads: Sequence[str]) -> int:
+    """How many numbers for each pixel a guide gives."""
+    counts = {"output": layers[-1].outputs}
+    for i, layer in enumerate(layers, start=1):
+        counts[f"bias_{i}"] = layer.channels
+        sources = [i - 1] * (layer.previous is not None) + [int(j) for j in layer.links]
+        counts |= {f"link_{i}_{j}": layers[j - 1].outputs for j in sources}
+    starts = tuple({"biases": "bias_", "links": "link_"}.get(read, read) for read in reads)
+    return sum(count for name, count in counts.items() if name.startswith(starts))
+
+
+def adaptive(
+    architecture: str = "adaptive",
+    activation: cl.Activation = cl.Huber(0.3),  # noqa: B008 - frozen
+    channels: int = 1,
+    guide: str | Guide = "scattered",
+    **options: object,
+) -> AdaptiveNetwork:
+    """A network that reads the data; deterministic."""
+    torch.manual_seed(len(architecture))
+    kind, reads = ADAPTIVE[architecture]
+    layers = adaptive_layers(kind, activation, channels)
+    count = numbers_read(layers, reads)
+    if guide == "scattered":
+        guide = Scattered(channels, count)
+    elif guide == "noise":
+        guide = NoiseGuide(channels, count, levels=[0.01, 1.0])
+        guide.numbers.data.normal_()
+    elif guide == "u-net":
+        guide = UNetGuide(channels, count, widths=(3, 4), blocks=1)
+        for parameter in guide.parameters():
+            parameter.data.add_(0.3 * torch.randn(parameter.shape))
+    assert isinstance(guide, Guide)
+    net = AdaptiveNetwork(layers, guide, in_channels=channels, reads=reads, **options)
+    with torch.no_grad():
+        net.output.copy_(torch.tensor([3.0, 1.0, 2.0, 0.0]))
+        for layer in layers[1:]:
+            for parameter in layer.parameters():
+                parameter.mul_(3)
+    return net
+
+
+def guided(channels: int = 1, smoothing: float = 0.1, **options: object) -> AdaptiveNetwork:
+    """An ordinary small network whose guide, a U-Net, answers to every pixel."""
+    torch.manual_seed(channels)
+    net = cl.networks.adaptive(
+        in_channels=channels, channels=4, kernel=3, widths=(4, 6), blocks=1, smoothing=smoothing,
+        **options,
+    )  # fmt: skip
+    with torch.no_grad():
+        net.output.copy_(1 + torch.rand(net.output.shape))
+        for parameter in net.guide.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape))
+    return net
+
+
 def clean_images(batch: int, channels: int = 1) -> Tensor:
     """Smooth blobs in [0.1, 0.9] with an edge."""
     generator = torch.Generator().manual_seed(3)
@@ -124,10 +251,12 @@ def problem(
     """One of all combinations."""
     data, operator = fidelity(fidelity_name, batch, channels)
     weight = {"L1": 0.3, "KL": 3.0}.get(fidelity_name, 0.1)
+    reads = architecture in ADAPTIVE
     return cl.VariationalProblem(
         fidelity=data,
         operator=operator,
-        regularizer=network(architecture, activation, channels),
-        weight=weight,
+        regularizer=(adaptive if reads else network)(architecture, activation, channels),
+        weight=20 * weight if reads else weight,
         box=BOXES[box],
+        noise=NOISE if reads else None,
     )
