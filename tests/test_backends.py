@@ -19,23 +19,16 @@ from problem_cases import CASES, made, posed, smooth, with_other_data
 
 import convexlift as cl
 from convexlift.kernels.availability import KernelsUnavailable
-
-SHORT = cl.StopWhen(gap=None, max_iterations=25)
-"""Through several restarts."""
-LIMIT = 1000
-
-
-def stop_at(name: str) -> cl.StopWhen:
-    return cl.StopWhen(gap=CASES[name].gap, max_iterations=LIMIT)
+from convexlift.tensors import Blocks
 
 
 @cache
-def plainly(name: str, dtype: torch.dtype, single: bool, alone: bool, short: bool) -> cl.Solution:
-    """The plain solution, perhaps of the problem with its numbers rounded to single precision."""
-    problem = made(name, torch.float32 if single else torch.float64, alone=alone).to(dtype=dtype)
+def plainly(name: str, single: bool, alone: bool, stop: cl.StopWhen, exact: bool) -> cl.Solution:
+    """The plain solution; ``exact``: in double precision, from the same numbers."""
+    problem = made(name, torch.float32 if single else torch.float64, alone=alone)
     with pytest.MonkeyPatch.context() as patch:
         plain(patch)
-        return cl.solve(problem, stop=SHORT if short else stop_at(name))
+        return cl.solve(problem.to(dtype=torch.float64) if exact else problem, stop=stop)
 
 
 def path_of(name: str) -> Backend:
@@ -61,22 +54,23 @@ def assert_near(path: Backend, found: torch.Tensor, plain: torch.Tensor, exact: 
 @pytest.mark.parametrize("name", CASES)
 def test_paths_agree(name, backend, monkeypatch):
     path = path_of(backend)
-    single, double = path.dtype is torch.float32, torch.float64
-    after = plainly(name, path.dtype, single, path.alone, True).x.double()
-    exactly = plainly(name, double, single, path.alone, True).x
-    expected = plainly(name, double, single, path.alone, False)
+    whole = cl.StopWhen(gap=CASES[name].gap, max_iterations=path.most)
+    few = cl.StopWhen(gap=None, max_iterations=min(25, path.most // 2))  # through restarts
+    same = name, path.dtype is torch.float32, path.alone
+    after, exactly = (plainly(*same, few, exact).x for exact in (False, True))
+    expected = plainly(*same, whole, True)
     problem = made(name, path.dtype, path.device, alone=path.alone)
-    exact = problem.to(dtype=double, device="cpu")
+    exact = problem.to(dtype=torch.float64, device="cpu")
     with monkeypatch.context() as patch:
         used = path.use(patch)
         for _ in range(path.solves):
-            short, found = (cl.solve(problem, stop=stop) for stop in (SHORT, stop_at(name)))
+            short, found = (cl.solve(problem, stop=stop) for stop in (few, whole))
         own = cl.certify(problem, found.x, found.duals)
         assert (used() > 0) == path.serves(CASES[name].tags)
     assert_near(path, short.x, after, exactly)
     assert found.status == expected.status
     assert found.guarantee == expected.guarantee
-    allowed = 10 + expected.iterations // 5
+    allowed = 10 + expected.iterations // (2 if path.faster else 5)
     assert (found.iterations <= expected.iterations + allowed).all()
     assert path.faster or (found.iterations >= expected.iterations - allowed).all()
     x, objective, bound = on_the_host(found)
@@ -86,7 +80,8 @@ def test_paths_agree(name, backend, monkeypatch):
     torch.testing.assert_close(objective, exact.objective(x), rtol=1e-6, atol=1e-9)
     with monkeypatch.context() as patch:
         plain(patch)
-        again = cl.certify(problem.to(device="cpu"), found.x.cpu(), found.duals.to(device="cpu"))
+        duals = Blocks({name: part.cpu() for name, part in found.duals.items()})
+        again = cl.certify(problem.to(device="cpu"), found.x.cpu(), duals)
     for ours, usual in ((own.objective, again.objective), (own.lower_bound, again.lower_bound)):
         torch.testing.assert_close(ours.cpu(), usual, rtol=1e-9, atol=1e-11)
 
@@ -115,15 +110,18 @@ def of(backend: str, batch: int = 2) -> cl.VariationalProblem:
     path = BACKENDS[backend]
     if path.missing:
         pytest.skip(path.missing)
-    problem = posed(smooth(), size=(12, 16), batch=1 if path.alone else batch)
+    problem = posed(smooth(), size=(12, 16), batch=1 if path.alone else batch, weight=0.1)
     return problem.to(dtype=path.dtype, device=path.device)
+
+
+STOP = cl.StopWhen(gap=1e-3, max_iterations=200)
 
 
 def assert_plain(solution: cl.Solution, problem: cl.VariationalProblem) -> None:
     """Two certified intervals of the same optimum, after about as many iterations."""
     with pytest.MonkeyPatch.context() as patch:
         plain(patch)
-        expected = cl.solve(problem)
+        expected = cl.solve(problem, stop=STOP)
     assert solution.status == expected.status
     assert (solution.lower_bound <= expected.objective).all()
     assert (expected.lower_bound <= solution.objective).all()
@@ -136,9 +134,11 @@ def test_nothing_is_left_of_earlier_problems(backend, solve):
     problem, kept = of(backend), []
     network = problem.regularizer
     for k in range(7):
-        solution = solve(problem)
+        solution = solve(problem, stop=STOP)
         assert_plain(solution, problem)
-        kept.append((solution, solution.x.clone(), {n: v.clone() for n, v in solution.duals.items()}))
+        kept.append(
+            (solution, solution.x.clone(), {n: v.clone() for n, v in solution.duals.items()})
+        )
         if k == 2:
             problem = replace(problem, weight=0.2)
         elif k == 3:
@@ -147,9 +147,9 @@ def test_nothing_is_left_of_earlier_problems(backend, solve):
             problem.fidelity.y.mul_(0.9)
             problem.operator.values[..., :3, :3] = 1 - problem.operator.values[..., :3, :3]
         elif k == 5:
-            assert_plain(solve(replace(problem, box=(0, 0.8))), replace(problem, box=(0, 0.8)))
+            problem = replace(problem, box=(0, 0.9))
         else:
-            problem = with_other_data(problem, 0.1 * k)
+            problem = with_other_data(problem, 0.05)
     for solution, x, duals in kept:  # later solves do not write into earlier solutions
         assert torch.equal(solution.x, x)
         assert all(torch.equal(solution.duals[name], v) for name, v in duals.items())
@@ -159,7 +159,7 @@ def test_nothing_is_left_of_earlier_problems(backend, solve):
         with pytest.raises(ValueError, match=error):
             solve(problem)
         network.output.data.copy_(output)
-    assert_plain(solve(problem), problem)
+    assert_plain(solve(problem, stop=STOP), problem)
 
 
 @every_path
@@ -269,12 +269,13 @@ def test_threads_do_not_mix_their_problems(backend, solve):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_images_of_a_batch_do_not_mind_each_other(name):
-    problem, stop = made(name), stop_at(name)
+    problem, stop = made(name), cl.StopWhen(gap=CASES[name].gap, max_iterations=1000)
     together = cl.solve(problem, stop=stop)
     for i in range(problem.batch_size):
         alone = cl.solve(problem.select(torch.tensor([i])), stop=stop)
         assert alone.status[0] is together.status[i]
-        assert int(alone.iterations) == int(together.iterations[i])
+        count = int(together.iterations[i])  # rounding tells after hundreds of them
+        assert abs(int(alone.iterations) - count) <= count // 20
         torch.testing.assert_close(alone.x[0], together.x[i], rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(alone.lower_bound[0], together.lower_bound[i], rtol=1e-4, atol=0)
 
@@ -295,4 +296,4 @@ def test_kernels_that_do_not_run_give_way_with_a_warning_and_mistakes_do_not(fai
             cl.solve(problem)
         return
     with pytest.warns(UserWarning, match="plain path is taken: Failed to find C compiler"):
-        assert_plain(cl.solve(problem), problem)
+        assert_plain(cl.solve(problem, stop=STOP), problem)
