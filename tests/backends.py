@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 from host_kernels import COMPILER, DataKernel, HostKernel, RigorousKernel
-from pytest import MonkeyPatch
 
+import convexlift as cl
 from convexlift.kernels import first_layer, rigorous_pass
 from convexlift.operators import convolution
 from convexlift.problems import one_pass, packed_slopes, rigorous_regularizer, rigorous_strips
@@ -34,13 +34,14 @@ from convexlift.solvers import (
 from convexlift.solvers.fused_iterations import FusedIterations
 from convexlift.solvers.kinds import kind_of
 from convexlift.solvers.method import DoesNotApply
+from convexlift.tensors import Blocks
 
 ON_GPU = torch.cuda.is_available()
 Counter = Callable[[], int]
 """How often something of a path has run so far."""
 
 
-def plain(patch: MonkeyPatch) -> Counter:
+def plain(patch: pytest.MonkeyPatch) -> Counter:
     """Whole tensors, one operation after the other, without extrapolations."""
     for module in (tiled_iterations, one_pass):
         patch.setattr(module, "WORTHWHILE", 10**12)
@@ -53,14 +54,14 @@ def plain(patch: MonkeyPatch) -> Counter:
     return lambda: 1
 
 
-def counted(patch: MonkeyPatch, owner: Any, name: str) -> Counter:
+def counted(patch: pytest.MonkeyPatch, owner: Any, name: str) -> Counter:
     """Count the calls of a function."""
     calls, original = [], getattr(owner, name)
     patch.setattr(owner, name, lambda *given, **more: calls.append(1) or original(*given, **more))
     return lambda: len(calls)
 
 
-def extrapolated(patch: MonkeyPatch) -> Counter:
+def extrapolated(patch: pytest.MonkeyPatch) -> Counter:
     """Anderson's extrapolations of relaxed iterations."""
     memorable = extrapolated_iterations.MEMORABLE
     plain(patch)
@@ -68,7 +69,7 @@ def extrapolated(patch: MonkeyPatch) -> Counter:
     return counted(patch, extrapolated_iterations.ExtrapolatedIterations, "iterate")
 
 
-def strips(patch: MonkeyPatch) -> Counter:
+def strips(patch: pytest.MonkeyPatch) -> Counter:
     """Strips of a few rows, of which the last is shorter, and chunks of a few channels."""
     of = rigorous_strips.StripSums.of
     plain(patch)
@@ -83,7 +84,7 @@ def strips(patch: MonkeyPatch) -> Counter:
     return counted(patch, tiled_iterations.TiledIterations, "iterate")
 
 
-def packed(patch: MonkeyPatch) -> Counter:
+def packed(patch: pytest.MonkeyPatch) -> Counter:
     """Strips, with dual variables of single images in 16 bits."""
     count = strips(patch)
     patch.setattr(tiled_iterations, "LARGE", 1)
@@ -92,7 +93,7 @@ def packed(patch: MonkeyPatch) -> Counter:
     return count
 
 
-def kernels(patch: MonkeyPatch, *, low_tiles: bool = False, triton: bool = False) -> Counter:
+def kernels(patch: pytest.MonkeyPatch, *, low_tiles: bool = False, triton: bool = False) -> Counter:
     """Kernels on the threads of a CPU: those of CUDA, or Triton's in its interpreter."""
     plain(patch)
     chosen, launches = pdhg.fastest_iterations, []
@@ -121,7 +122,7 @@ def kernels(patch: MonkeyPatch, *, low_tiles: bool = False, triton: bool = False
     return lambda: len(launches)
 
 
-def packed_kernels(patch: MonkeyPatch) -> Counter:
+def packed_kernels(patch: pytest.MonkeyPatch) -> Counter:
     """Kernels that read and write dual variables in 16 bits."""
     count = kernels(patch)
     for name in ("WORTHWHILE", "LARGE", "LARGE_ON_A_GPU"):
@@ -158,7 +159,7 @@ class Again(cuda_graphs.CudaGraphs):
         return results, compute
 
 
-def captured(patch: MonkeyPatch) -> Counter:
+def captured(patch: pytest.MonkeyPatch) -> Counter:
     """Checks and claims that are captured once and replayed, as graphs are."""
     plain(patch)
     graphs = Again()
@@ -167,7 +168,7 @@ def captured(patch: MonkeyPatch) -> Counter:
     return lambda: graphs.replayed
 
 
-def captured_kernels(patch: MonkeyPatch) -> Counter:
+def captured_kernels(patch: pytest.MonkeyPatch) -> Counter:
     """Both, which read each other's buffers; and iterations that run ahead of checks."""
     kernels(patch)
     graphs = Again()
@@ -177,7 +178,7 @@ def captured_kernels(patch: MonkeyPatch) -> Counter:
     return lambda: graphs.replayed
 
 
-def broken_kernels(patch: MonkeyPatch, error: Exception) -> None:
+def broken_kernels(patch: pytest.MonkeyPatch, error: Exception) -> None:
     """Kernels whose launches fail."""
 
     def launched(*_: Any, **__: Any) -> None:
@@ -188,7 +189,7 @@ def broken_kernels(patch: MonkeyPatch, error: Exception) -> None:
     patch.setattr(FusedIterations, "restarted", lambda *_: None)
 
 
-def gpu(patch: MonkeyPatch, *, graphs: bool = False, fused: bool = False) -> Counter:
+def gpu(patch: pytest.MonkeyPatch, *, graphs: bool = False, fused: bool = False) -> Counter:
     """A real GPU: eager, with captured checks, or with all kernels."""
     patch.setattr(replays, "IDLE", recordings.IdleWorkshops())
     patch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
@@ -227,7 +228,7 @@ class Backend:
         missing: why it cannot run here.
     """
 
-    use: Callable[[MonkeyPatch], Counter]
+    use: Callable[[pytest.MonkeyPatch], Counter]
     takes: str = ""
     leaves: str = ""
     dtype: torch.dtype = torch.float64
@@ -276,3 +277,26 @@ BACKENDS = {
         )
     },
 }  # fmt: skip
+
+
+def step_norm(problem: cl.VariationalProblem, iterations: int) -> float:
+    """||S^(1/2) K T^(1/2)|| of automatic PDHG after so many iterations, from dense matrices."""
+    solver = cl.PDHG()._adaptive(problem)
+    state = solver.advance(solver.start(problem.initial_image()), iterations)
+    K, names = solver.saddle.K, list(solver.saddle.K.shapes)
+    sizes = [math.prod(K.shapes[name]) for name in names]
+
+    def blocks(rows: torch.Tensor) -> Blocks:
+        parts = zip(names, rows.split(sizes, 1), strict=True)
+        return Blocks({name: part.reshape(-1, *K.shapes[name]) for name, part in parts})
+
+    unit = blocks(torch.eye(sum(sizes), dtype=torch.float64))
+    tau = state.tau
+    moved = Blocks({name: part.clone() for name, part in (tau * unit).items()})
+    T = torch.cat([moved[name].flatten(1) for name in names], 1)
+    steps, metric = solver.coupling.dual_steps(state.sigma), 0.0
+    for name, part in K(unit).items():
+        scaled = (steps.step(name, part) * part).flatten(1)
+        metric = metric + part.flatten(1) @ scaled.T
+    half = torch.linalg.cholesky((T + T.T) / 2)
+    return float(torch.linalg.eigvalsh(half.T @ metric @ half).max().sqrt())
