@@ -253,17 +253,19 @@ BACKENDS = {
     "strips": Backend(strips, "convolution"),
     "packed strips": Backend(packed, "convolution", dtype=SINGLE, close=math.inf, alone=True),
     "captured": Backend(captured, leaves="uncaptured", solves=3),
-    "kernels": Backend(kernels, "kernels", dtype=SINGLE, close=1e-5, most=20, missing=COMPILED),
+    "kernels": Backend(
+        kernels, "kernels", dtype=SINGLE, close=1e-5, most=6, alone=True, missing=COMPILED
+    ),
     "low tiles": Backend(
-        partial(kernels, low_tiles=True), "kernels", dtype=SINGLE, close=1e-5, most=20,
+        partial(kernels, low_tiles=True), "kernels", dtype=SINGLE, close=1e-5, most=6,
         missing=COMPILED,
     ),
     "packed kernels": Backend(
-        packed_kernels, "kernels", dtype=SINGLE, close=math.inf, alone=True, most=20,
+        packed_kernels, "kernels", dtype=SINGLE, close=math.inf, alone=True, most=6,
         missing=COMPILED,
     ),
     "captured kernels": Backend(
-        captured_kernels, "kernels", dtype=SINGLE, close=1e-5, solves=3, most=20,
+        captured_kernels, "kernels", dtype=SINGLE, close=1e-5, solves=3, most=6, alone=True,
         missing=COMPILED,
     ),
     **{

@@ -171,8 +171,8 @@ BLUR = cl.Blur(torch.full((3, 3), 1 / 9, dtype=torch.float64), "circular")
 RAMPS = [name for name, h in zoo.NAMED.items() if h.ramp is not None and h.group == 1]
 CASES = {
     # One convolution of the image
-    **{h: Case(lambda h=h: posed(ridge(h), weight=0.05 if h == "relu" else 0.3), BOTH, 2e-2 if h == "relu" else 1e-3)
-       for h in RAMPS},
+    **{h: Case(lambda h=h: posed(ridge(h)), BOTH) for h in RAMPS if h != "relu"},
+    "relu": Case(lambda: posed(ridge("relu"), weight=0.05), BOTH, gap=2e-2),
     **{p: Case(lambda p=p: posed(ridge("huber", p)), BOTH)
        for p in ("zero", "circular", "replicate")},
     "7 x 7": Case(lambda: posed(ridge(kernel=7), batch=1), BOTH),

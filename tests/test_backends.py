@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import signal
 import threading
@@ -49,9 +50,18 @@ def assert_near(path: Backend, found: torch.Tensor, plain: torch.Tensor, exact: 
     assert error <= 4 * usual + path.close * max(1.0, float(exact.abs().max()))
 
 
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+ON_THREADS = [
+    ("huber", "kernels"), ("biases of pixels", "kernels"), ("L1 and huber", "captured kernels"),
+]  # fmt: skip
+"""Quick pairs of kernels that threads of a CPU run, and which are compiled first."""
+PAIRS = [
+    (name, backend) if (k % 11 == 0 and path.most > 6) or (name, backend) in ON_THREADS
+    else slow(name, backend)
+    for k, (name, (backend, path)) in enumerate(itertools.product(CASES, BACKENDS.items()))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "backend"), PAIRS)
 def test_paths_agree(name, backend, monkeypatch):
     path = path_of(backend)
     whole = cl.StopWhen(gap=CASES[name].gap, max_iterations=path.most)
@@ -88,7 +98,7 @@ def test_paths_agree(name, backend, monkeypatch):
 
 every_path = pytest.mark.parametrize(
     "backend",
-    [name if name in ("strips", "captured", "captured kernels") else slow(name)
+    [name if name in ("strips", "captured") else slow(name)
      for name in BACKENDS],
 )  # fmt: skip
 
@@ -287,7 +297,7 @@ FAILURES = {
 
 
 @pytest.mark.skipif(not COMPILER, reason="needs g++")
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", [slow("a compiler"), "a mistake"])
 def test_kernels_that_do_not_run_give_way_with_a_warning_and_mistakes_do_not(failure, monkeypatch):
     problem = of("kernels")
     broken_kernels(monkeypatch, FAILURES[failure])
