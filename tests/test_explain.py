@@ -42,18 +42,6 @@ def test_tomography_takes_steps_by_frequency_and_dualises_its_box():
     assert chosen["iterations"] == "extrapolated"
 
 
-def test_the_head_that_is_left_out_and_the_implementation_are_named():
-    network = cl.networks.baseline(image_size=64)
-    data = cl.SquaredL2(torch.rand(1, 1, 64, 64))
-    problem = cl.VariationalProblem(fidelity=data, regularizer=network, weight=0.1)
-    chosen = lines(problem)
-    assert chosen["last layer"].startswith("left out")
-    assert chosen["iterations"] == "tiled"
-    paper = lines(problem, cl.PDHG(steps=cl.PaperSteps(c=(0.01, 0.001))))
-    assert paper["lift"] == "u = (x, z1), v = (v1,1, v1,2, v2)"
-    assert paper["steps"] == "PaperSteps(c=(0.01, 0.001), as_released=False)"
-
-
 def test_reasons_are_printed_below_the_choices():
     many = torch.zeros(1, 1, 640, 640)
     problem = cl.VariationalProblem(

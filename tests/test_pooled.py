@@ -13,12 +13,9 @@ from oracle import activation_epigraph
 from strategies import floats
 
 import convexlift as cl
-from convexlift.functionals import terms
-from convexlift.functionals.terms import EpigraphTerm, PooledEpigraphTerm, mean_multiplier
+from convexlift.functionals.terms import mean_multiplier
 from convexlift.networks import AveragePool, Chain, Convolution, Dense
-from convexlift.problems.pooled_layers import pooled_layers
 from convexlift.solvers.pdhg import RestartedPDHG
-from convexlift.solvers.primal_dual import lifted_start
 from convexlift.tensors import Blocks
 
 every_activation = pytest.mark.parametrize("h", zoo.ACTIVATIONS, ids=repr)
@@ -97,18 +94,6 @@ def test_optimality_conditions(h, count):
 
 
 @every_activation
-def test_a_multiplier_next_to_nothing(h):
-    """Blocks barely outside: mu is the excess over the slope of phi, to first order."""
-    y = torch.randn(50, 16)
-    top = h.value(y).mean(1)
-    p = top - 1e-9
-    mu = project(h, y, p)[3]
-    steepness = h.derivative(y).square().mean(1) / 16 + 1
-    torch.testing.assert_close(mu, (top - p) / steepness, rtol=1e-4, atol=1e-14)
-    assert (project(h, y, top + 1e-12)[3] == 0).all()
-
-
-@every_activation
 @given(
     size=st.integers(-12, 12),
     steps=st.tuples(st.integers(-6, 6), st.integers(-6, 6)),
@@ -139,86 +124,6 @@ def test_extreme_scales_in_single_precision(h, size, steps, height, seed):
     rounding = 1e-5 * (h.value(y).abs().mean(1) + (y * h.derivative(y)).abs().mean(1) + p.abs())
     rounding = (rounding + 1e-5 * exact * steepest) / per_p + 1e-30
     assert ((mu.double() - exact).abs() <= rounding).all()
-
-
-@every_activation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_few_passes(h, dtype, monkeypatch):
-    calls = []
-    inner = type(h).mean_at_prox
-
-    def counted(self, y, eta):
-        calls.append(len(y))
-        return inner(self, y, eta)
-
-    monkeypatch.setattr(type(h), "mean_at_prox", counted)
-    y = torch.randn(100, 256, dtype=dtype) * torch.logspace(-2, 1, 100, dtype=dtype)[:, None]
-    for sigma_p in (0.01, 1.0, 100.0):
-        calls.clear()
-        project(h, y, torch.linspace(-1, 1, 100, dtype=dtype), 1.0, sigma_p)
-        assert len(calls) <= 12
-        assert sum(calls) <= 6 * 100
-
-
-@every_activation
-def test_means_at_proximal_points(h):
-    """The closed forms against the definition, and the derivative against differences."""
-    y, eta = torch.randn(30, 64), 0.3 * torch.rand(30, 1) + 0.01
-    value, rate = h.mean_at_prox(y, eta)
-    torch.testing.assert_close(value, h.value(h.prox(y, eta)).mean(1))
-    step = 1e-6
-    ahead, behind = (h.value(h.prox(y, eta + d)).mean(1) for d in (step, -step))
-    torch.testing.assert_close(rate, (behind - ahead) / (2 * step), rtol=1e-4, atol=1e-5)
-    value, steepness = h.mean_at_prox(y, None)
-    torch.testing.assert_close(value, h.value(y).mean(1))
-    torch.testing.assert_close(steepness, h.derivative(y).square().mean(1))
-
-
-def test_an_activation_of_ones_own():
-    """Nothing but the abstract methods: slower, and right."""
-
-    class Own(cl.LeakyReLU):
-        mean_at_prox = cl.Activation.mean_at_prox
-
-    y, p = torch.randn(50, 16), torch.linspace(-1, 1, 50)
-    torch.testing.assert_close(project(Own(0.2), y, p)[3], project(cl.LeakyReLU(0.2), y, p)[3])
-
-
-def test_blocks_of_pixels():
-    y = torch.randn(2, 3, 8, 12)
-    blocks = terms.split_blocks(y, 4)
-    assert blocks.shape == (2, 3, 2, 3, 16)
-    assert (blocks[1, 2, 1, 0] == y[1, 2, 4:, :4].flatten()).all()
-    assert (terms.join_blocks(blocks, 4) == y).all()
-
-
-@every_activation
-def test_pooling_by_one_is_the_epigraph_of_the_unit(h):
-    v, bias = (torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)), torch.randn(3, 1, 1)
-    sigma = tuple(torch.tensor(s).reshape(2, 1, 1, 1) for s in ([0.5, 2.0], [1.0, 0.1]))
-    ours = PooledEpigraphTerm(h, bias, 1).conjugate_prox(v, sigma)
-    units = EpigraphTerm(h, bias).conjugate_prox(v, sigma)
-    for mine, theirs in zip(ours, units, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-9)
-
-
-def test_images_do_not_influence_each_other():
-    term = PooledEpigraphTerm(cl.LeakyReLU(0.2), torch.randn(3, 1, 1), 4)
-    v = torch.randn(4, 3, 16, 16), torch.randn(4, 3, 4, 4)
-    sigma = tuple(torch.rand(4, 1, 1, 1) + 0.1 for _ in v)
-    together = term.conjugate_prox(v, sigma)
-    for i in range(4):
-        alone = term.conjugate_prox(
-            tuple(part[i : i + 1] for part in v), tuple(s[i : i + 1] for s in sigma)
-        )
-        for one, all_of_them in zip(alone, together, strict=True):
-            torch.testing.assert_close(one[0], all_of_them[i], rtol=1e-12, atol=1e-14)
-
-
-def pooled_numbers(problem: cl.VariationalProblem) -> list[int]:
-    """The layers that the lift pools, from the terms it makes."""
-    saddle = cl.lift(problem)
-    return [i for i, (_, t) in enumerate(saddle.f, start=1) if isinstance(t, PooledEpigraphTerm)]
 
 
 def first(activation: cl.Activation = zoo.MONOTONE["leaky"]) -> cl.ConvexLayer:
@@ -320,15 +225,6 @@ def assert_same_optimum(problem: cl.VariationalProblem) -> None:
     assert float(ours.objective) == pytest.approx(float(full.objective), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_pooled_only_where_it_may_be(name):
-    problem = small_problem(name)
-    assert pooled_numbers(problem) == NETWORKS[name][1]
-    full = cl.lift(problem, pooled=False)
-    assert not any(isinstance(term, PooledEpigraphTerm) for _, term in full.f)
-    assert_same_optimum(problem)
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("fidelity", ["L2", "masked L2", "L1"])
 @pytest.mark.parametrize("activation", ["leaky", "smoothed"])
@@ -336,26 +232,6 @@ def test_pooled_only_where_it_may_be(name):
 def test_the_same_optimum(architecture, activation, fidelity):
     box = "no box" if fidelity == "L2" else "box"
     assert_same_optimum(zoo.problem(architecture, zoo.MONOTONE[activation], fidelity, box))
-
-
-@pytest.mark.parametrize("name", ["plain", "deep", "link", "nested", "nothing but pooling"])
-def test_the_start_is_feasible_and_tight(name):
-    """p = P z, and W* v = -v_{i,2}: the free blocks p feel no force at the start."""
-    problem = small_problem(name)
-    saddle = cl.lift(problem)
-    x = zoo.clean_images(1)
-    u, v = lifted_start(problem, saddle, x)
-    assert {n: tuple(part.shape[1:]) for n, part in u.items()} == saddle.K.shapes
-    assert all(saddle.K(u)[n].shape == part.shape for n, part in v.items())
-    z = problem.evaluate(x).layers.z
-    forces = saddle.K.adjoint(v)
-    pools = pooled_layers(problem.network)
-    for i, pool in pools.items():
-        torch.testing.assert_close(u[f"z{i}"], pool.pooling(z[i - 1]))
-        row = saddle.K.rows[f"v{pool.user}" + ("" if pool.user == len(z) else ",1")]
-        full = problem.network.layers[pool.user - 1].operators[i]
-        torch.testing.assert_close(row[f"z{i}"](u[f"z{i}"]), full(z[i - 1]))
-        torch.testing.assert_close(forces[f"z{i}"], torch.zeros_like(u[f"z{i}"]))
 
 
 def test_the_adjoint_is_exact():
@@ -390,10 +266,3 @@ def test_a_solve_of_one_lift_continues_the_other(name):
         first_run = cl.solve(problem, method=one, stop=precise)
         again = cl.solve(problem, method=other, stop=enough, start=first_run.state)
         assert again.iterations.tolist() == [0]
-
-
-def test_states_of_another_network_are_no_start():
-    """One with the same number of layers: its image is."""
-    state = cl.solve(small_problem("plain"), stop=cl.StopWhen(gap=1e-4)).state
-    other = cl.solve(zoo.problem("plain"), stop=cl.StopWhen(gap=1e-4), start=state)
-    assert other.status == (cl.Status.CONVERGED,)
