@@ -163,16 +163,32 @@ def test_slopes_of_about_zero_get_a_clearance(tmp_path):
     confirm(problem, solution.proof.claim, tmp_path / "x.proof")
 
 
+def three_smooth_layers() -> cl.InputConvexNetwork:
+    h = cl.SmoothedReLU(smoothing=0.2)
+    first = cl.ConvexLayer(h, channels=3, skip=cl.networks.Convolution(1, 3, 3))
+    others = [
+        cl.ConvexLayer(h, channels=3, previous=cl.networks.Convolution(3, 3, 3, nonnegative=True))
+        for _ in range(2)
+    ]
+    network, draw = cl.InputConvexNetwork([first, *others]).double(), torch.Generator()
+    with torch.no_grad():
+        for part in network.parameters():
+            part.copy_(torch.randn(part.shape, generator=draw.manual_seed(0)) / 3)
+        network.output.fill_(1.0)
+        network.project_()
+    return network
+
+
 def test_pdhg_takes_over_where_lbfgs_stalls():
     """Where d < 0 and counts need d x >= 0, x = 0: every line search ends at once."""
-    d, x = images(1, 1, 8, 8) - 0.5, images(1, 1, 8, 8).flip(-1)
+    draw = torch.Generator().manual_seed(0)
+    d, x = (f(1, 1, 8, 8, generator=draw, dtype=torch.float64) for f in (torch.randn, torch.rand))
     problem = cl.VariationalProblem(
-        fidelity=cl.KullbackLeibler((d * x).clamp_min(0)), operator=Diagonal(d), weight=0.05,
-        regularizer=cl.networks.deep(8, channels=2, kernel=3, pool=4, hidden=4, smoothing=0.1),
-        box=(0, None),
+        fidelity=cl.KullbackLeibler((d * x).clamp_min(0)), operator=Diagonal(d),
+        regularizer=three_smooth_layers(), weight=0.05, box=(0, None),
     )  # fmt: skip
     assert "PDHG follows" in str(cl.explain(problem))
-    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=1000, check_every=2))
+    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-3, max_iterations=150, check_every=2))
     assert solution.status == (cl.Status.CONVERGED,)
     alone = cl.solve(problem, method=cl.LBFGS(), stop=cl.StopWhen(gap=1e-3, max_iterations=10))
-    assert alone.status != (cl.Status.CONVERGED,)  # a given method is used alone
+    assert float(alone.gap) > 0.01  # a given method is used alone
