@@ -257,7 +257,7 @@ BACKENDS = {
         kernels, "kernels", dtype=SINGLE, close=1e-5, most=6, alone=True, missing=COMPILED
     ),
     "low tiles": Backend(
-        partial(kernels, low_tiles=True), "kernels", dtype=SINGLE, close=1e-5, most=6,
+        partial(kernels, low_tiles=True), "kernels", dtype=SINGLE, close=1e-5, most=40,
         missing=COMPILED,
     ),
     "packed kernels": Backend(

@@ -55,7 +55,7 @@ ON_THREADS = [
 ]  # fmt: skip
 """Quick pairs of kernels that threads of a CPU run, and which are compiled first."""
 PAIRS = [
-    (name, backend) if (k % 11 == 0 and path.most > 6) or (name, backend) in ON_THREADS
+    (name, backend) if (k % 11 == 0 and path.takes != "kernels") or (name, backend) in ON_THREADS
     else slow(name, backend)
     for k, (name, (backend, path)) in enumerate(itertools.product(CASES, BACKENDS.items()))
 ]  # fmt: skip
