@@ -9,10 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Without compiled files, each program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Experiments of the paper, in the order of their sections.
-EXPERIMENTS := denoising ct ct-deep inpainting training
-
-.PHONY: help test test-slow test-versions test-ecosystem soak lint style types layers docs docs-serve format demo reproduce-quick clean
+.PHONY: help test test-slow test-versions test-ecosystem soak lint style types layers sizes size docs docs-serve format demo reproduce-quick clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,7 +25,7 @@ test-slow: $(VENV)/dev ## the tests marked slow, and more examples of those that
 test-versions: ## the quick tests with the lowest and the newest Python and torch that can be installed
 	$(PYTHON) tests/run_versions.py
 
-test-ecosystem: $(ECOSYSTEM)/dev ## the adapters with deepinv, PyProximal, ODL and SCICO themselves; several GB, in .venv-ecosystem
+test-ecosystem: $(ECOSYSTEM)/dev ## the adapter and the recipes with deepinv, PyProximal, ODL and SCICO themselves; several GB, in .venv-ecosystem
 	$(ECOSYSTEM)/bin/python -m pytest -p no:odl_plugins ecosystem
 
 soak: $(VENV)/dev ## half an hour of hostile problems, files and visitors; fails if anything gives way
@@ -36,7 +33,7 @@ soak: $(VENV)/dev ## half an hour of hostile problems, files and visitors; fails
 	$(BIN)/python -m soak.files
 	$(BIN)/python -m soak.page
 
-lint: style types layers ## ruff, mypy --strict, import-linter
+lint: style types layers sizes ## ruff, mypy --strict, import-linter, lines of code by room
 
 style: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -47,6 +44,12 @@ types: $(VENV)/dev
 
 layers: $(VENV)/dev
 	$(BIN)/lint-imports
+
+sizes:
+	$(PYTHON) tools/size.py
+
+size: ## lines of code by room; lowers the records that no room may exceed
+	$(PYTHON) tools/size.py --lower
 
 docs: $(VENV)/dev ## the documentation, into site/; warnings are errors
 	$(MKDOCS) build --strict --quiet
@@ -62,9 +65,7 @@ demo: $(VENV)/cli ## three tasks, pictures and a report in demo-output/
 	$(BIN)/convexlift demo --output demo-output
 
 reproduce-quick: $(VENV)/cli ## the paper's experiments, short, with reports in reproduce-quick/
-	for name in $(EXPERIMENTS); do \
-		$(BIN)/convexlift reproduce $$name --quick --output reproduce-quick/$$name || exit 1; \
-	done
+	$(BIN)/python -m experiments all --quick --output reproduce-quick
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) $(ECOSYSTEM) .venv-versions site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -80,7 +81,7 @@ $(VENV)/torch: constraints.txt
 $(ECOSYSTEM)/dev: pyproject.toml
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--editable '.[deepinv,odl,pyproximal,scico]' benchopt h5py ismrmrd pytest
+		--editable '.[deepinv]' benchopt h5py odl pyproximal pytest scico
 	touch $@
 
 $(VENV)/cli: $(VENV)/torch pyproject.toml

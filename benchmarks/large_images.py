@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 
     result = cl.reconstruct(
         image, regularizer=options.regularizer, sigma=SIGMA, tolerance=options.tolerance,
-        tiles=options.tiles, max_megapixels=1e3, progress=say, device=options.device,
+        tiles=options.tiles, progress=say, device=options.device,
     )  # fmt: skip
     if options.file is not None:
         result.save(options.file.with_stem(options.file.stem + "-restored"))

@@ -37,8 +37,8 @@ from convexlift import networks
 from convexlift.networks import AdaptiveNetwork
 from convexlift.networks.adaptive import UNSTATED_NOISE
 from convexlift.networks.guides import UNetGuide
+from convexlift.precision import full_precision
 from convexlift.tasks import GaussianDenoising, Inpainting, SaltAndPepper, Task
-from convexlift.tf32 import full_precision
 from convexlift.training.initialization import start_from_filters_, subtract_means_
 
 EDGE = 8

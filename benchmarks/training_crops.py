@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.inpaint_guess import median_of_neighbours
 from convexlift.networks.adaptive import UNSTATED_NOISE
-from convexlift.problems.guesses import IMPULSE
+from convexlift.problems.guesses import IMPULSE, median_of_neighbours
 from convexlift.training import ImageSet
 
 LOWEST, HIGHEST = 2 / 255, 75 / 255

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--regularizer", default="photo-any-size")
-    parser.add_argument("--rule", default="card", choices=["card", "auto", "discrepancy"])
+    parser.add_argument("--rule", default="card", choices=["card", "auto"])
     parser.add_argument("--levels", type=float, nargs="*", default=[5, 15, 25, 50], help="of 255")
     parser.add_argument("--crop", type=int, help="a side of the middle, which is used alone")
     parser.add_argument("--choose", action="store_true")

@@ -1,8 +1,8 @@
 """The paper's experiments and the benchmark of methods; a part of the repository, not of the wheel.
 
-``convexlift reproduce NAME`` computes an experiment and writes a report with our numbers beside
-the paper's; ``python -m experiments NAME`` only computes, and needs neither matplotlib nor typer.
-``convexlift benchmark`` compares methods. Only public names of ``convexlift`` are used.
+``python -m experiments NAME`` computes an experiment and writes a report with our numbers beside
+the paper's; with ``--compute`` it needs no matplotlib. ``python -m experiments.benchmark`` compares
+methods. Only public names of ``convexlift`` are used.
 
 An experiment of the paper is a folder:
 

@@ -1,4 +1,4 @@
-"""Names, titles and settings that help texts show, defined where nothing imports torch."""
+"""Names and titles of the experiments, and settings of the benchmark."""
 
 from __future__ import annotations
 
@@ -28,16 +28,7 @@ HEADINGS = {
 }
 """The experiments of ``registry``, by name."""
 ALL = "all"
-"""The name of the command that runs every experiment."""
-
-# The names in `benchmark.cases.CASES` and `cl.METHODS`, repeated since these import torch.
-CASES = (
-    "inpainting", "inpainting-adversarial", "salt-and-pepper", "any-size-gaussian",
-    "any-size-inpainting", "any-size-salt-and-pepper", "deep",
-)  # fmt: skip
-QUICK_CASES = tuple(name for name in CASES if name.startswith("any-size-"))
-"""Cases with small pictures and a small network."""
-METHODS = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
+"""In place of a name: every experiment."""
 
 REFERENCE_GAP = 1e-6
 """The certified relative gap asked of reference optima."""

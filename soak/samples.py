@@ -29,9 +29,6 @@ from convexlift.files.pictures import read_plane
 from convexlift.files.png_jpeg import with_deep_colours
 from convexlift.networks import AdaptiveNetwork, Convolution, UNetGuide
 from convexlift.reconstruction.contents import open_contents
-from convexlift.scans.files import SinogramOptions
-from convexlift.scans.sinogram_formats import DataExchange
-from convexlift.scans.volume_sources import read_slab
 from convexlift.training.run_files import (
     Checkpoint,
     load_checkpoint,
@@ -202,17 +199,6 @@ def _packed_scan(path: Path) -> None:
         file["exchange/theta"].attrs["units"] = "deg"
 
 
-def _kspace(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file["kspace"] = (_numbers(2, 3, 8, 8) + 1j).astype(np.complex64)
-        file["mask"] = np.ones(8)
-
-
-def _volume_of_numbers(path: Path) -> None:
-    with h5py.File(path, "w") as file:
-        file.create_dataset("entry/data", data=_numbers(4, 8, 8), chunks=(2, 8, 8))
-
-
 def _tiff_scan(path: Path) -> None:
     tifffile.imwrite(path, _words(2, 10, 12))
     record = {
@@ -312,10 +298,6 @@ def _contents(path: Path) -> None:
     contents.write(contents.images, path.with_name(f"again{path.suffix}"), "soak")
 
 
-def _slab(path: Path) -> None:
-    read_slab(path, slice(1, 3))
-
-
 def _restore(path: Path) -> None:
     checkpoint = load_checkpoint(path)
     network = _network()
@@ -323,16 +305,6 @@ def _restore(path: Path) -> None:
         network.load_state_dict(checkpoint.network)
         restore_optimiser(_optimiser(network), checkpoint.optimiser)
         torch.set_rng_state(checkpoint.generator)
-
-
-class _Exchange(DataExchange):
-    """HDF5 without a process of its own: the soak has limits of its own."""
-
-    isolated = False
-
-
-def _exchange(path: Path) -> None:
-    _Exchange().read(path, SinogramOptions())
 
 
 PICTURES: tuple[Read, ...] = (_contents, read_plane)
@@ -362,10 +334,8 @@ READERS = (
     Reader("dicom rle", ".dcm", _dicom(pydicom.uid.RLELossless), SLICE),
     Reader("dicom deflated", ".dcm", _dicom(pydicom.uid.DeflatedExplicitVRLittleEndian), SLICE,
            0.5),
-    Reader("hdf5 scan", ".h5", _scan, (_exchange,), 0.3, contained=True),
-    Reader("hdf5 packed scan", ".h5", _packed_scan, (_exchange,), 0.3, contained=True),
-    Reader("k-space", ".h5", _kspace, (cl.scans.read_kspace,), 0.1, contained=True),
-    Reader("hdf5 volume", ".h5", _volume_of_numbers, (_slab,), 0.1, contained=True),
+    Reader("hdf5 scan", ".h5", _scan, SCANS, 0.1, contained=True),
+    Reader("hdf5 packed scan", ".h5", _packed_scan, SCANS, 0.1, contained=True),
     Reader("npy scan", ".npy", _npy_scan, SCANS, 1.0, TEXT),
     Reader("tiff scan", ".tif", _tiff_scan, SCANS, 1.0, ENTRIES),
     Reader("model", ".safetensors", _model, (_load,), 2.0, TEXT),

@@ -87,7 +87,7 @@ def learned_ridge_state(beta: float = 1.5) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def learned_ridge(state: dict[str, Tensor], x: Tensor, weak: float) -> Tensor:
+def learned_ridge(state: dict[str, Tensor], x: Tensor) -> Tensor:
     s, factor, zoom = unwrap(state)
     weights = [centred(s[f"filters.0.{ORIGINAL}"]), s["filters.1.weight"], s["filters.2.weight"]]
     norm = filter_norm(weights, 25, 256)
@@ -96,7 +96,7 @@ def learned_ridge(state: dict[str, Tensor], x: Tensor, weak: float) -> Tensor:
     def smooth_l1(t: Tensor) -> Tensor:
         return (t**2).clamp(0, 1) / 2 + t.abs().clamp_min(1) - 1
 
-    value = smooth_l1(s["beta"].exp() * u) * torch.exp(-s["beta"]) - weak * smooth_l1(u)
+    value = smooth_l1(s["beta"].exp() * u) * torch.exp(-s["beta"])
     return factor * pixels(value * torch.exp(-2 * s["scaling"]))
 
 
@@ -163,7 +163,7 @@ def goujon_relu(state: dict[str, Tensor], x: Tensor) -> Tensor:
     return state["lmbd"] / state["mu"] * pixels(a.clamp_min(0) ** 2 / 2)
 
 
-def goujon_wcrr_state(knots: int = 21) -> dict[str, Tensor]:
+def goujon_2024_state(knots: int = 21) -> dict[str, Tensor]:
     return {
         "mu_": torch.tensor(1.2),
         f"conv_layer.conv_layers.0.{ORIGINAL}": normal(2, 1, 5, 5),
@@ -174,14 +174,14 @@ def goujon_wcrr_state(knots: int = 21) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def goujon_config(rho: float, reach: float = 0.3) -> dict[str, object]:
+def goujon_config(rho: float = 0.0, reach: float = 0.3) -> dict[str, object]:
     return {
         "rho_wcvx": rho, "noise_range": [0, 30],
         "spline_activation": {"x_min": -reach, "x_max": reach},
     }  # fmt: skip
 
 
-def goujon_wcrr(state: dict[str, Tensor], x: Tensor, rho: float) -> Tensor:
+def goujon_2024(state: dict[str, Tensor], x: Tensor) -> Tensor:
     sigma = 255 * NOISE
     weights = [
         centred(state[f"conv_layer.conv_layers.0.{ORIGINAL}"]),
@@ -201,69 +201,10 @@ def goujon_wcrr(state: dict[str, Tensor], x: Tensor, rho: float) -> Tensor:
         c = (c - c.flip(1)) / 2
         return integral(*linear_spline(c, step, -0.3), t)
 
-    convex, concave = (potential(state[f"activation_{p}.coefficients"]) for p in ("cvx", "ccv"))
-    return pixels((state["mu_"].exp() * convex - rho * concave) / scale**2)
+    return pixels(state["mu_"].exp() * potential(state["activation_cvx.coefficients"]) / scale**2)
 
 
-# ACR, LION, deepinv
-
-
-def acr_state(channels: int = 4, layers: int = 2) -> dict[str, Tensor]:
-    state = {"final_conv2d.weight": normal(1, channels, 5, 5)}
-    for i in range(layers + 1):
-        state |= {f"wx.{i}.weight": normal(channels, 1, 5, 5), f"wx.{i}.bias": normal(channels)}
-    return state | {f"wz.{i}.weight": normal(channels, channels, 5, 5) for i in range(layers)}
-
-
-def acr(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    z = F.leaky_relu(F.conv2d(x, state["wx.0.weight"], state["wx.0.bias"], padding=2), 0.2)
-    for i in range(2):
-        skip = F.conv2d(x, state[f"wx.{i + 1}.weight"], state[f"wx.{i + 1}.bias"], padding=2)
-        mixed = F.conv2d(z, state[f"wz.{i}.weight"].clamp_min(0), padding=2)
-        z = F.leaky_relu(mixed + skip, 0.2)
-    return F.conv2d(z, state["final_conv2d.weight"].clamp_min(0), padding=2).mean((1, 2, 3))
-
-
-def lion_state() -> dict[str, Tensor]:
-    theirs, state = acr_state(), {}
-    for kind in ("weight", "bias"):
-        state[f"first_layer.{kind}"] = theirs[f"wx.0.{kind}"]
-        for i in range(2):
-            state[f"ICNN_layer_{i}.orange.{kind}"] = theirs[f"wx.{i + 1}.{kind}"]
-    for i in range(2):
-        state[f"ICNN_layer_{i}.blue.{ORIGINAL}"] = theirs[f"wz.{i}.weight"]
-    return state | {f"last_layer.{ORIGINAL}": theirs["final_conv2d.weight"]}
-
-
-def lion(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    z = F.leaky_relu(
-        F.conv2d(x, state["first_layer.weight"], state["first_layer.bias"], padding="same"), 0.2
-    )
-    for i in range(2):
-        name = f"ICNN_layer_{i}"
-        blue = F.conv2d(z, state[f"{name}.blue.{ORIGINAL}"].clip(min=0), padding="same")
-        weight, bias = (state[f"{name}.orange.{kind}"] for kind in ("weight", "bias"))
-        z = F.leaky_relu(blue + F.conv2d(x, weight, bias, padding="same"), 0.2)
-    z = F.conv2d(z, state[f"last_layer.{ORIGINAL}"].clip(min=0), padding="same")
-    return F.adaptive_avg_pool2d(z, 1).flatten()
-
-
-def filter_bank_state(norm: bool) -> dict[str, Tensor]:
-    state = {"penalty": torch.tensor([-1.3])} | {f"conv.{i}.weight": normal(4, 1, 7, 7)
-                                                 for i in range(2)}  # fmt: skip
-    return state | ({"L2net.l2_penalty": torch.tensor([-2.0])} if norm else {})
-
-
-def filter_bank(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    total = sum(pixels(F.conv2d(x, state[f"conv.{i}.weight"], padding=3).abs()) for i in range(2))
-    value = F.softplus(state["penalty"]) * total
-    if "L2net.l2_penalty" in state:
-        value = value + F.softplus(state["L2net.l2_penalty"]) * pixels(x**2)
-    return value
-
-
-def squared_norm(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    return F.softplus(state["l2_penalty"]) * pixels(x**2)
+# deepinv
 
 
 def deepinv_state(final: str = "final_conv", outputs: int = 1) -> dict[str, Tensor]:
@@ -292,40 +233,26 @@ def deepinv_icnn(state: dict[str, Tensor], x: Tensor, mu: float = 0.5) -> Tensor
     return (outputs + mu / 2 * pixels(x**2)[:, None]).sum(1)
 
 
-def goujon_wcrr_case(rho: float, knots: int = 21):
-    options = {"config": goujon_config(rho), "noise": NOISE}
-    return partial(goujon_wcrr_state, knots), partial(goujon_wcrr, rho=rho), "a", options
-
-
+GOUJON_2024 = {"config": goujon_config(), "noise": NOISE}
 CASES = {
     "learned-regularizers-icnn": (lambda: wrapped(learned_icnn_state()), learned_icnn, "a", {}),
     "learned-regularizers-icnn unwrapped": (learned_icnn_state, learned_icnn, "a", {}),
     "learned-regularizers-crr": (
-        lambda: wrapped(learned_ridge_state()), partial(learned_ridge, weak=0.0),
-        "CRR_bilevel_IFT_for_CT", {},
+        lambda: wrapped(learned_ridge_state()), learned_ridge, "CRR_bilevel_IFT_for_CT", {},
     ),
-    "learned-regularizers-wcrr": (
-        lambda: wrapped(learned_ridge_state()), partial(learned_ridge, weak=1.0),
-        "WCRR_bilevel_IFT_for_CT", {},
-    ),
-    "learned-regularizers-wcrr, wide": (
-        lambda: learned_ridge_state(-0.7), partial(learned_ridge, weak=1.0), "WCRR", {},
+    "learned-regularizers-crr unwrapped": (
+        lambda: learned_ridge_state(-0.7), learned_ridge, "CRR", {},
     ),
     "goujon-crr": (goujon_crr_state, goujon_crr, "a", {"config": GOUJON_CRR}),
     "goujon-crr, odd": (lambda: goujon_crr_state(True), goujon_crr, "a", {"config": GOUJON_CRR}),
     "goujon-crr, ReLU": (goujon_relu_state, goujon_relu, "a", {}),
-    "goujon-wcrr, convex": goujon_wcrr_case(0.0),
-    "goujon-wcrr": goujon_wcrr_case(0.9),
-    "goujon-wcrr, even number of knots": goujon_wcrr_case(0.9, knots=20),
-    "acr": (acr_state, acr, "a", {}),
-    "lion-acr": (lion_state, lion, "a", {}),
-    "acr-filters": (lambda: filter_bank_state(False), filter_bank, "a", {}),
-    "acr-filters of LION": (lambda: filter_bank_state(True), filter_bank, "a", {}),
-    "acr-norm": (lambda: {"l2_penalty": torch.tensor([-0.5])}, squared_norm, "a", {}),
+    "goujon-crr-2024": (goujon_2024_state, goujon_2024, "a", GOUJON_2024),
+    "goujon-crr-2024, even number of knots": (
+        lambda: goujon_2024_state(20), goujon_2024, "a", GOUJON_2024,
+    ),
     "deepinv-icnn": (deepinv_state, deepinv_icnn, "a", {}),
     "deepinv-icnn, older": (
         lambda: deepinv_state("final_conv2d", 2), partial(deepinv_icnn, mu=1.5), "a",
         {"strong_convexity": 1.5},
     ),
 }  # fmt: skip
-WEAK = {name for name in CASES if "wcrr" in name and "convex" not in name}

@@ -347,12 +347,12 @@ def test_proofs_with_other_numbers_are_refused_by_name(tmp_path):
     for name, other, reason in [
         ("link_2_1", changed(link, -1e-300), "previous has negative weights"),
         ("link_2_1", changed(link, np.nan), "'network.link_2_1' must hold finite numbers"),
-        ("link_2_1", link[:, :, :-1], "malformed"),
+        ("link_2_1", link[:, :, :-1], "does not fit"),
         ("link_2_1", link[:1], "claims"),  # those of the first image for both
         ("link_2_1", link / 2, "claims"),
         ("link_1_0", link, r"\['network.link_1_0'\] have no meaning"),
         ("bias_1", changed(bias, np.inf), "'network.bias_1' must hold finite numbers"),
-        ("bias_1", bias[:, :3], "malformed"),
+        ("bias_1", bias[:, :3], "does not fit"),
         ("bias_1", -bias, "claims"),
         ("bias_3", bias, r"\['network.bias_3'\] have no meaning"),
         ("layers.0.bias", bias[0, :, 0, 0], r"\['network.layers.0.bias'\] have no meaning"),

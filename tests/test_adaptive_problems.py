@@ -316,10 +316,10 @@ def test_proofs_with_other_weights_are_refused_by_name(tmp_path):
         (changed((1, 2, 3, 4), np.nan), "'network.output' must hold finite numbers"),
         (changed((0, 1), np.inf), "'network.output' must hold finite numbers"),
         (changed((0, 0), 2 * weights[0, 0]), "objective"),
-        (weights[:, :, :-1], "malformed"),
-        (weights[:, :3], "malformed"),
+        (weights[:, :, :-1], "does not fit"),
+        (weights[:, :3], "does not fit"),
         (weights[:1], "objective"),  # those of the first image for both
-        (weights.mean((2, 3)), "malformed"),
+        (weights.mean((2, 3)), "does not fit"),
         (weights[0, :, 0, 0], "objective"),
     ]:
         arrays["network.output"] = np.ascontiguousarray(other)

@@ -182,10 +182,10 @@ def test_a_published_regularizer_is_imported_with_its_card(tmp_path):
         (("import", "a.pt"), "import FILE -o OUT"),
         (("import", "-o", "b"), "import FILE -o OUT"),
         (("photo", "a.pt"), "belong to an import"),
-        (("--format", "acr"), "belong to an import"),
+        (("--format", "paper"), "belong to an import"),
         (("import", "nothing.pt", "-o", "b"), "there is no such file"),
         (("import", "a.pt", "-o", "b", "--format", "no"), "known are"),
-        (("import", "a.pt", "-o", "b", "--noise", "0.1"), "noise=... is for goujon-wcrr"),
+        (("import", "a.pt", "-o", "b", "--noise", "0.1"), "noise=... is for goujon-crr-2024"),
     ],
 )
 def test_a_wrong_import_is_refused_in_a_sentence(tmp_path, monkeypatch, arguments, said):

@@ -1,23 +1,20 @@
-"""Files and tiles reconstructed by workers of a Dask cluster: the same bytes."""
+"""Files reconstructed by workers of a Dask cluster: the same bytes."""
 
 from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+import os
+import signal
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from cluster_runs import assert_same, large_problem, many, pictures, tiled, with_pictures
-from reconstruct_runs import OPTIONS, run
+from reconstruct_runs import OPTIONS, noisy, run, solved
 
 import convexlift as cl
-from convexlift import cluster
-from convexlift.reconstruction import InputError, weight
-from convexlift.reconstruction.pictures import Denoiser
-from convexlift.solvers import tile_tasks, tiles
+from convexlift.images import save_image
+from convexlift.reconstruction import BatchListener, InputError, distribution
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.single_precision
@@ -32,9 +29,23 @@ def client():
         yield found
 
 
+def with_pictures(folder, count, size):
+    for i in range(count):
+        save_image(folder / "in" / f"{i:02d}.png", torch.from_numpy(noisy(size=size, seed=i)))
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
     return with_pictures(tmp_path, 4, 16)
+
+
+def pictures(place):
+    return {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
+
+
+def many(folder, output, **more):
+    return solved(folder / "in", folder / output, **more)
 
 
 def test_workers_write_the_bytes_that_a_loop_writes(folder, client):
@@ -79,6 +90,14 @@ def test_relative_paths_are_those_of_the_caller(folder, client, monkeypatch):
     assert result.records[0]["settings"]["regularizer"] == str(folder / "saved")
 
 
+def test_one_large_file_is_solved_in_tiles_by_one_worker(tmp_path, client):
+    folder = with_pictures(tmp_path, 1, 150)
+    many(folder, "here", tiles=128)
+    result = many(folder, "there", tiles=128, client=client)
+    assert len(result.records) == 1, result.failures
+    assert pictures(folder / "here") == pictures(folder / "there")
+
+
 @pytest.mark.parametrize("ending", [".parquet", ".csv"])
 def test_a_table_has_a_row_for_every_file(folder, client, ending):
     (folder / "in" / "bad.png").write_bytes(b"not a picture")
@@ -105,211 +124,47 @@ def test_a_table_of_another_kind_is_refused_before_any_work(folder, client):
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize("sweeps", [1, 2])
-def test_the_tiles_of_one_image_are_tasks(client, tmp_path, sweeps, monkeypatch):
-    if sweeps == 2:  # the first one leaves tiles far from solved
-        monkeypatch.setattr(tiles, "SHARE", 30.0)
-    options = tiled(tmp_path, 3e-3, sweeps=sweeps)
-    here = cl.solve_tiles(large_problem(), **options)
-    seen = []
-    there = cl.solve_tiles(large_problem(), client=client, callback=seen.append, **options)
-    assert len(here.history) == len(there.history) == sweeps
-    assert_same(here, there)
-    assert [each.iteration for each in seen] == list(range(1, 4 * sweeps + 1))
-    assert not list(tmp_path.iterdir())
+class Stopping(BatchListener):
+    """Presses Ctrl-C when the first result is written."""
+
+    def finished(self, source, record):
+        raise KeyboardInterrupt
 
 
-def test_a_guide_reads_on_workers_what_it_reads_here(client, tmp_path):
-    problem = replace(large_problem((48, 64)), regularizer=cl.load("photo-open"), noise=0.05)
-    options = tiled(tmp_path, 1e-2)
-    here = cl.solve_tiles(problem, **options)
-    there = cl.solve_tiles(problem, client=client, **options)
-    assert_same(here, there)
-    assert torch.equal(here.weight_map, there.weight_map)
+def test_ctrl_c_leaves_what_was_not_done(folder, client):
+    result = many(folder, "out", client=client, listener=Stopping())
+    assert result.interrupted
+    assert len(result.records) + len(result.left) == 4
+    assert len(result.left) == 3
 
 
-def test_a_tile_that_fails_is_reported(client, tmp_path, monkeypatch):
-    def fail(self, task):
-        raise RuntimeError(f"tile {task.number} is torn")
+class WithoutScheduler(BatchListener):
+    """Closes the cluster when the first result is written."""
 
-    monkeypatch.setattr(tile_tasks.TileJob, "solve", fail)
-    with pytest.raises(RuntimeError, match=r"tile \d is torn"):
-        cl.solve_tiles(
-            large_problem(), client=client, tiles=cl.Tiles(size=32, overlap=16, folder=tmp_path)
-        )
-    assert not list(tmp_path.iterdir())
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    def finished(self, source, record):
+        self.cluster.close()
 
 
-def test_one_large_file_is_solved_by_all_workers(tmp_path, client):
-    folder = with_pictures(tmp_path, 1, 150)
-    many(folder, "here", tiles=128)
-    used = set()
-    original = tile_tasks.TileJob.solve
-
-    def noted(self, task):
-        used.add(distributed.get_worker().address)
-        return original(self, task)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tile_tasks.TileJob, "solve", noted)
-        result = many(folder, "there", tiles=128, client=client)
-    assert len(result.records) == 1, result.failures
-    assert pictures(folder / "here") == pictures(folder / "there")
-    assert used
-    assert used <= set(client.nthreads())
-
-
-def test_one_small_file_is_prepared_by_a_worker_alone(tmp_path, client, monkeypatch):
-    folder = with_pictures(tmp_path, 1, 16)
-    rules, prepared = [], []
-    choose, prepare = weight.choose_weight, Denoiser.prepare
-
-    def noted_rule(rule, *rest):
-        rules.append(rule)
-        return choose(rule, *rest)
-
-    def noted(self, *rest):
-        prepared.append(self)
-        return prepare(self, *rest)
-
-    monkeypatch.setattr(weight, "choose_weight", noted_rule)
-    result = many(folder, "out", weight="auto", client=client)
-    assert len(result.records) == 1, result.failures
-    assert rules.count("auto") == 1
-    monkeypatch.setattr(Denoiser, "prepare", noted)
-    again = many(folder, "out", weight="auto", client=client, resume=True)
-    assert (len(again.earlier), prepared) == (1, [])
-
-
-def double(item, more):
-    if item == 3:
-        raise RuntimeError("three is too many")
-    return 2 * item + more
-
-
-def test_an_item_that_fails_stops_no_other(client, tmp_path):
-    found = dict(cluster.completed(client, double, range(100), 1, folder=tmp_path))
-    assert str(found.pop(3)) == "three is too many"
-    assert found == {i: 2 * i + 1 for i in range(100) if i != 3}
-
-
-class ShrinkingCluster:
-    """A client that loses a worker at the second look, when all tasks under way end at once."""
-
-    status = "running"
-
-    def __init__(self):
-        self.looks, self.futures = 0, []
-
-    def nthreads(self):
-        self.looks += 1
-        for future in self.futures:
-            future.ended(future)
-        self.futures = []
-        return {"one": 8, "two": 8} if self.looks == 1 else {"one": 8}
-
-    def run(self, function, workers, on_error):
-        return dict.fromkeys(workers, "")
-
-    def submit(self, function, item, *arguments, pure, workers):
-        future = Future()
-        future.result = function(item, *arguments)
-        self.futures.append(future)
-        return future
-
-    def gather(self, futures):
-        return [future.result for future in futures]
-
-
-class Future:
-    status = "finished"
-
-    def add_done_callback(self, call):
-        self.ended = call
-
-
-def test_a_worker_that_leaves_takes_no_tasks_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "LOOK_EVERY", 0.0)
-    items = [i for i in range(100) if i != 3]
-    found = dict(cluster.completed(ShrinkingCluster(), double, items, 1, folder=tmp_path))
-    assert sorted(found) == items
-
-
-class DesertedCluster(ShrinkingCluster):
-    """A client whose workers all leave once their tasks are done."""
-
-    def nthreads(self):
-        return super().nthreads() if self.looks == 0 else super().nthreads() and {}
-
-
-@pytest.mark.parametrize("count", [1, 32])
-def test_nobody_waits_for_workers_when_nothing_is_left_to_do(count, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "LOOK_EVERY", 0.0)
-    items = range(4, 4 + count)  # 32 tasks are as many as 16 threads take at a time
-    with pytest.warns(UserWarning, match="no workers"):
-        found = dict(cluster.completed(DesertedCluster(), double, items, 1, folder=tmp_path))
-    assert sorted(found) == list(items)
-
-
-@pytest.mark.slow
-def test_ten_thousand_tasks_do_not_fill_the_scheduler(client, tmp_path):
-    most = 0
-    for count, _ in enumerate(cluster.completed(client, double, range(10_000), 1, folder=tmp_path)):
-        if count % 500 == 0:
-            most = max(
-                most, client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
-            )
-    assert count == 9_999
-    assert most < 100
-
-
-def test_workers_that_do_not_see_the_folder_get_no_work(client, tmp_path):
+def test_files_are_left_when_the_scheduler_goes(tmp_path):
+    folder = with_pictures(tmp_path, 12, 48)
     with (
-        pytest.raises(InputError, match="results need a folder that all machines share"),
-        pytest.warns(UserWarning, match="gets no work"),
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as gone,
+        distributed.Client(gone) as client,
+        pytest.warns(UserWarning, match="the scheduler is gone"),
     ):
-        list(cluster.completed(client, double, range(3), 1, folder=tmp_path / "elsewhere"))
-
-
-def test_workers_of_another_version_get_no_work(client, tmp_path, monkeypatch):
-    worker = next(iter(client.nthreads()))
-    ask = cluster._Crew._ask
-
-    def one_is_old(self, workers):
-        return ask(self, workers) | {worker: "it has convexlift 0.0.1, and this is 0.1.0"}
-
-    monkeypatch.setattr(cluster._Crew, "_ask", one_is_old)
-    with pytest.warns(UserWarning, match="it has convexlift 0.0.1"):
-        found = list(cluster.completed(client, at, range(20), folder=tmp_path))
-    assert {address for _, address in found} == set(client.nthreads()) - {worker}
-
-
-def test_workers_need_no_glibc(client, tmp_path, monkeypatch):
-    def of_windows(name):
-        raise TypeError("bad argument type for built-in operation")
-
-    monkeypatch.setattr("ctypes.CDLL", of_windows)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
-    assert len(list(cluster.completed(client, double, range(2), 1, folder=tmp_path))) == 2
-
-
-@pytest.mark.parametrize("trimming", [True, False])
-def test_workers_keep_the_memory_that_the_next_operation_needs(
-    client, tmp_path, monkeypatch, trimming
-):
-    """Under Dask's nannies, which ask for the opposite by a variable."""
-    called = []
-    libc = SimpleNamespace(mallopt=lambda *values: called.append(values))
-    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
-    if trimming:
-        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
-    list(cluster.completed(client, double, range(2), 1, folder=tmp_path))
-    assert set(called) == ({(-1, 2**26), (-3, 2**25)} if trimming else set())
-
-
-def at(item):
-    return distributed.get_worker().address
+        result = many(folder, "out", client=client, listener=WithoutScheduler(gone))
+    assert result.records
+    assert len(result.records) + len(result.left) == 12
+    assert not result.failures
+    completed = many(folder, "out", resume=True)
+    assert len(completed.records) + len(completed.earlier) == 12
+    many(folder, "here")
+    assert pictures(folder / "out") == pictures(folder / "here")
 
 
 @pytest.mark.parametrize(
@@ -323,8 +178,8 @@ def at(item):
     ],
 )
 def test_schedulers_that_cannot_be_reached_are_named(folder, scheduler, said, monkeypatch):
-    monkeypatch.setattr(cluster, "SECONDS", 0.5)
-    with pytest.raises(InputError, match=said), cluster.connected(scheduler):
+    monkeypatch.setattr(distribution, "SECONDS", 0.5)
+    with pytest.raises(InputError, match=said), distribution.connected(scheduler):
         pass
     result = run("denoise", folder / "in", "-o", folder / "out", "--scheduler", scheduler)
     assert result.exit_code == 2
@@ -337,5 +192,51 @@ def test_two_clusters_of_one_machine_do_not_meet(client, monkeypatch):
     monkeypatch.setattr(
         distributed, "LocalCluster", partial(distributed.LocalCluster, processes=False)
     )
-    with cluster.connected("local[1]") as other:
-        assert other.submit(double, 1, 1).result() == 3
+    with distribution.connected("local[1]") as other:
+        assert other.submit(max, 1, 3).result() == 3
+
+
+# Processes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_changes_no_byte(tmp_path):
+    class Killer(BatchListener):
+        done = 0
+
+        def finished(self, source, record):
+            self.done += 1
+            if self.done == 3:
+                os.kill(victim, signal.SIGKILL)
+
+    folder = with_pictures(tmp_path, 12, 48)
+    with distribution.connected("local[2]") as client:
+        client.wait_for_workers(2, timeout=120)
+        victim = next(iter(client.run(os.getpid).values()))
+        result = many(folder, "out", client=client, listener=Killer())
+    assert len(result.records) == 12, result.failures
+    many(folder, "here")
+    assert pictures(folder / "out") == pictures(folder / "here")
+
+
+@pytest.mark.slow
+def test_workers_of_another_version_are_named(tmp_path):
+    folder = with_pictures(tmp_path, 2, 16)
+    with distribution.connected("local[1]") as client:
+        client.run(lambda: setattr(__import__("convexlift"), "__version__", "0.0.1"))
+        result = many(folder, "out", client=client)
+    assert len(result.failures) == 2
+    for _, reason in result.failures:
+        assert f"a worker has convexlift 0.0.1, and the run was started with {cl.__version__}" in (
+            reason
+        )
+
+
+@pytest.mark.slow
+def test_two_processes_of_this_machine(tmp_path):
+    folder = with_pictures(tmp_path, 3, 16)
+    result = run("denoise", folder / "in", "-o", folder / "out", "--scheduler", "local[2]",
+                 "--regularizer", "tv", "--sigma", 0.1)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "3 of 3 files done" in result.output
+    assert len(pictures(folder / "out")) == 3

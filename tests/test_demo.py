@@ -50,7 +50,7 @@ def test_the_next_commands(finished):
     page = (folder / "report.html").read_text()
     _, _, following = result.output.partition("Next, try\n")
     lines = following.strip().splitlines()
-    assert len(lines) == len(demo_module.NEXT) == 3
+    assert len(lines) == len(demo_module.NEXT) == 2
     for line, (command, purpose) in zip(lines, demo_module.NEXT, strict=True):
         assert f"convexlift {command} " in line
         assert line.endswith(f"# {purpose}")

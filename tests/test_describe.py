@@ -244,6 +244,7 @@ SKIP = ("layers", 0, "skip")
         (("image_size",), [8], "image_size must have 2 entries"),
         (("image_size",), "8 x 8", "image_size must be a list, got '8 x 8'"),
         (("in_channels",), None, "in_channels must be a whole number, got None"),
+        (("concave",), "quadratic", "it is a weakly convex network, which versions from 0.2 on do"),
         (("seed",), 1, "network has no field seed; its fields are layers, in_channels"),
     ],
 )

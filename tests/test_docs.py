@@ -67,7 +67,7 @@ def test_outputs_have_the_same_names_in_all_commands():
         for option in command.params
         if option.name == "output"
     }
-    assert {"convexlift demo", "convexlift reconstruct ct", "convexlift reproduce"} <= set(outputs)
+    assert {"convexlift demo", "convexlift reconstruct ct"} <= set(outputs)
     assert all(names == ["--output", "-o"] for names in outputs.values()), outputs
 
 

@@ -187,7 +187,7 @@ def test_times_are_measured_with_the_threads_of_this_process(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_takes_jobs(tmp_path):
-    options = ["--output", str(tmp_path), "--device", "cpu", "--jobs", "2"]
+    options = ["--output", str(tmp_path), "--device", "cpu", "--jobs", "2", "--compute"]
     main(["first", *options], load)
     assert json.loads((tmp_path / "run.json").read_text())["complete"]
 

@@ -169,7 +169,7 @@ def test_box():
             ValueError,
             r"weights >= 0, but they are nan at index \(0, 1\); write 0 for data that were not",
         ),
-        (lambda: cl.WeightedL2(Y, math.inf), ValueError, "but they are inf"),
+        (lambda: cl.WeightedL2(Y, math.inf), ValueError, "weights of WeightedL2 is not finite"),
         (
             lambda: cl.WeightedL2(Y, torch.ones(3)),
             ValueError,

@@ -193,19 +193,17 @@ def test_the_readme_states_licence_and_results():
     assert (metadata(odd)["license"], metadata(odd)["license_name"]) == ("other", "Ask us")
 
 
-@pytest.mark.parametrize("kind", ["convex", "weakly convex", "adaptive"])
+@pytest.mark.parametrize("kind", ["convex", "adaptive"])
 def test_the_example_in_the_readme_is_for_the_network(kind):
     layer = cl.ConvexLayer(
         cl.Huber(0.1), channels=2, skip=cl.networks.Convolution(1, 2, 3), bias=False
     )
     net = {
         "convex": lambda: cl.InputConvexNetwork([layer]),
-        "weakly convex": lambda: cl.WeaklyConvexNetwork([layer]),
         "adaptive": lambda: cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1),
     }[kind]()
     net.card = CARD
     text = readme(CARD, "group/toy", net)
-    assert ("A weakly convex regularizer" in text) == (kind == "weakly convex")
     code = text.split("```python\n")[1].split("```")[0].replace('cl.load("group/toy")', "net")
     exec(code, {"net": net, "y": torch.rand(1, 1, 8, 8), "sigma": 0.1})
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import convexlift as cl
-from convexlift.inpaint_guess import median_of_neighbours, without_impulses
+from convexlift.problems.guesses import median_of_neighbours, without_impulses
 
 
 @pytest.mark.parametrize("size", [3, 5])

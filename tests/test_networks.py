@@ -228,7 +228,7 @@ def test_assumption_1_is_checked_when_loaded():
         net.load_state_dict(state)
     state["layers.1.previous.maps.1.weight"][0, 0] = 0.25
     state["output"][1] = float("nan")
-    with pytest.raises(ValueError, match="output of the network is not finite"):
+    with pytest.raises(ValueError, match=r"regularizer.output is not finite"):
         net.load_state_dict(state)
 
 

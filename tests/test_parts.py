@@ -45,8 +45,7 @@ def test_every_part_of_the_library_is_in_a_test_list():
     # Two of them side by side, a tool of hypergradients, have no proof files.
     assert fidelities == set(concrete(cl.Fidelity)) - {Joined}
     operators = {make((1, 8, 8)).part_name for make in parts.OPERATORS.values()}
-    # Volumes have tests of their own, test_three_dimensions.
-    assert operators == set(known_parts(cl.LinearOperator)) - {"Slices"}
+    assert operators == set(known_parts(cl.LinearOperator))
 
 
 def test_a_name_cannot_be_taken_from_another_class(registry):

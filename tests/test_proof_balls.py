@@ -8,21 +8,21 @@ from fractions import Fraction
 import numpy as np
 import parts
 import pytest
-from exact_proofs import correlation, exact, times, transposed, wild
+from exact_proofs import correlation, exact, huber, smoothed, times, transposed, wild
 
 import convexlift as cl
 from convexlift import proof_checker
-from convexlift.proof_checker import Ball, Proof, activation, concave, fidelity
+from convexlift.proof_checker import Ball, Proof, ProofRejected, activation, concave, fidelity
 
 F = Fraction
 FIDELITIES = ("SquaredL2", "WeightedL2", "L1", "KullbackLeibler")
 
 
-def made(described, shape, **arrays):
-    """The map with this description, of a file that holds these arrays."""
+def made(described, shape, name="map", **arrays):
+    """The map with this description, of a file that holds these arrays; operators have no name."""
     proof = Proof.__new__(Proof)
-    proof.arrays, proof.unused, proof.batch, proof.budget = arrays, set(), 1, 2**30
-    return proof.map(described, "map", shape)
+    proof.arrays, proof.unused, proof.batch = arrays, set(arrays), 1
+    return proof.map(described, name, shape)
 
 
 def convolved(weight, shape, stride, padding):
@@ -58,9 +58,9 @@ def test_products_that_underflow_have_an_error_and_zeros_have_none():
     assert (tiny.value == 0).all()
     assert (tiny.error[:2] > 0).all()
     assert (tiny.error[2:] == 0).all()
-    mapped = made({"Diagonal": {"values": "d"}}, (2,), d=np.array([1e-200, 0.0])).push(
-        Ball(np.array([[1e-200, 1.0]]))
-    )
+    mapped = made(
+        {"Diagonal": {"values": "operator.d"}}, (2,), "", **{"operator.d": np.array([1e-200, 0.0])}
+    ).push(Ball(np.array([[1e-200, 1.0]])))
     assert mapped.error[0, 0] > 0
     assert mapped.error[0, 1] == 0
 
@@ -105,9 +105,10 @@ def test_pooling_and_dense_maps_of_thin_balls():
 
 
 def test_ray_transforms_have_their_transpose():
-    scan = {"image_size": [5, 6], "pixel_size": [1.0, 0.8], "angles": "a", "bins": "b"}
-    tensors = {"a": np.linspace(0, 3, 7), "b": np.linspace(-4, 4, 9)}
-    A = made({"ParallelBeam": scan}, (1, 5, 6), **tensors)
+    scan = {"image_size": [5, 6], "pixel_size": [1.0, 0.8], "angles": "operator.a"}
+    scan["bins"] = "operator.b"
+    tensors = {"operator.a": np.linspace(0, 3, 7), "operator.b": np.linspace(-4, 4, 9)}
+    A = made({"ParallelBeam": scan}, (1, 5, 6), "", **tensors)
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((2, 1, 5, 6)), rng.standard_normal((2, 1, 7, 9))
     left = (A.push(Ball(x)).value * y).sum()
@@ -202,3 +203,182 @@ def test_concave_functions_are_lowest_at_an_end():
     low = found.value - found.error
     assert (low <= [-2.25, -4.0, -2.25]).all()
     assert (low >= np.array([-2.25, -4.0, -2.25]) - 1e-12).all()
+
+
+def everywhere(rng: np.random.Generator, size: int, low: float, high: float) -> np.ndarray:
+    """Numbers of all sizes, zeros and subnormal numbers among them."""
+    some = wild(rng, (size,), low, high)
+    some[::7] *= rng.choice([0.0, -0.0, 5e-324, 1e-310], some[::7].shape) / np.abs(some[::7])
+    return some
+
+
+def sound(make, truth, count):
+    """The cases that are not refused, whose errors cover the distance to the truth."""
+    for i in range(count):
+        try:
+            ball = make(i)
+        except ProofRejected:
+            continue
+        value, error = F(float(ball.value.ravel()[0])), F(float(ball.error.ravel()[0]))
+        assert abs(value - truth(i)) <= error, i
+        yield i
+
+
+def test_sums_products_and_maps_of_numbers_of_all_sizes():
+    """None leaves the range of float64 behind its error."""
+    rng = np.random.default_rng(8)
+    a, b = everywhere(rng, 400, -320, 105), everywhere(rng, 400, -320, 105)
+    exact_a, exact_b = exact(a), exact(b)
+    ball = lambda v, i: Ball(v[i : i + 1])  # noqa: E731
+    sums = sound(lambda i: ball(a, i) + ball(b, i), lambda i: exact_a[i] + exact_b[i], 400)
+    assert len([*sums]) > 300
+    products = sound(lambda i: ball(a, i) * ball(b, i), lambda i: exact_a[i] * exact_b[i], 400)
+    assert len([*products]) > 200
+    triples = sound(
+        lambda i: ball(a, i) * ball(b, i) * ball(a, 399 - i),
+        lambda i: exact_a[i] * exact_b[i] * exact_a[399 - i],
+        400,
+    )
+    assert len([*triples]) > 100
+
+    def carried(i: int) -> Ball:
+        weight = b[i : i + 1].clip(-1e40, 1e40)
+        V = made({"Diagonal": {"values": "operator.d"}}, (1,), "", **{"operator.d": weight})
+        return V.push(Ball(a[None, i : i + 1]))
+
+    limited = exact(b.clip(-1e40, 1e40))
+    assert len([*sound(carried, lambda i: exact_a[i] * limited[i], 400)]) > 200
+
+
+def conjugate(kind: str, v: Fraction, y: Fraction, q: Fraction) -> Fraction:
+    return v * y if kind == "L1" else v * v / (2 * q) + v * y if q else F(0)
+
+
+@pytest.mark.parametrize("kind", ["SquaredL2", "WeightedL2", "L1"])
+def test_data_terms_of_numbers_of_all_sizes(kind):
+    rng, count = np.random.default_rng(9), 500
+    w, y = everywhere(rng, count, -200, 60), everywhere(rng, count, -200, 40)
+    q = np.abs(everywhere(rng, count, -300 if kind == "WeightedL2" else -40, 40))
+    q = np.ones(count) if kind == "SquaredL2" else np.maximum(q, 1e-40) if kind == "L1" else q
+    v = everywhere(rng, count, -300, 60)
+    terms = [fidelity(kind, y[i : i + 1], q[i : i + 1]) for i in range(count)]
+    W, Y, Q = exact(w), exact(y), exact(q)
+    with np.errstate(all="ignore"):
+        values = sound(
+            lambda i: terms[i].value(w[i : i + 1]),
+            lambda i: Q[i] * (abs(W[i] - Y[i]) if kind == "L1" else (W[i] - Y[i]) ** 2 / 2),
+            count,
+        )
+        assert len([*values]) > 300
+        inside = [terms[i].clip(v[i : i + 1]) for i in range(count)]
+        slopes = exact(np.concatenate(inside))
+        conjugates = sound(
+            lambda i: terms[i].conjugate(inside[i]),
+            lambda i: conjugate(kind, slopes[i], Y[i], Q[i]),
+            count,
+        )
+        assert len([*conjugates]) > 200
+
+
+@pytest.mark.parametrize("kind", ["SquaredL2", "WeightedL2", "L1"])
+def test_the_infimum_behind_a_diagonal_of_numbers_of_all_sizes(kind):
+    """Never above f(d x) + c x, in exact arithmetic, at any x between the bounds."""
+    rng, count, found = np.random.default_rng(10), 600, 0
+    one = lambda v, i: v[i : i + 1]  # noqa: E731
+    y, c = everywhere(rng, count, -60, 40), everywhere(rng, count, -320, 60)
+    d = wild(rng, (count,), -40, 80)
+    q = np.abs(everywhere(rng, count, -300 if kind == "WeightedL2" else -40, 40))
+    q = np.ones(count) if kind == "SquaredL2" else np.maximum(q, 1e-40) if kind == "L1" else q
+    ends = np.sort([everywhere(rng, count, -60, 40), everywhere(rng, count, -60, 40)], axis=0)
+    ends[0, ::3], ends[1, ::2] = -np.inf, np.inf
+    for i in range(count):
+        f = fidelity(kind, one(y, i), one(q, i))
+        low, high = one(ends[0], i), one(ends[1], i)
+        try:
+            with np.errstate(all="ignore"):
+                ball = proof_checker.behind_diagonal(f, Ball(one(c, i)), Ball(one(d, i)), low, high)
+        except ProofRejected:
+            continue
+        if np.isinf(ball.value[0]):
+            continue
+        found += 1
+        below = F(float(ball.value[0])) - F(float(ball.error[0]))
+        D, Y, Q, C = (F(float(each[i])) for each in (d, y, q, c))
+        points = [Y / D, F(0)] + ([Y / D - C / (D * D * Q)] if Q else [])
+        points += [F(float(end[0])) for end in (low, high) if np.isfinite(end[0])]
+        points += [F(float(x)) for x in everywhere(rng, 10, -80, 80)]
+        for x in points:
+            if low[0] <= x <= high[0]:
+                distance = D * x - Y
+                value = Q * (abs(distance) if kind == "L1" else distance**2 / 2)
+                assert below <= value + C * x, i
+    assert found > 100
+
+
+def covered(make, truths) -> int:
+    """How many balls are not refused; each of these covers the true number."""
+    return len([*sound(make, lambda i: truths[i], len(truths))])
+
+
+def test_activations_of_numbers_of_all_sizes():
+    rng, found = np.random.default_rng(11), 0
+    for _ in range(150):
+        nu = float(10 ** rng.uniform(-40, 40))
+        k = float(rng.choice([0.0, 1e-300, rng.random(), 1 - 2.0**-53]))
+        for entry in (smoothed("SmoothedLeakyReLU", k, nu), huber(nu)):
+            h = activation(entry.json)
+            a, p = everywhere(rng, 4, -200, 60), everywhere(rng, 4, -300, 40)
+            with np.errstate(all="ignore"):
+                s = h.slope(p, np.abs(everywhere(rng, 4, -300, 40)))
+                assert all(F(h.low) <= slope <= F(h.high) for slope in exact(s))
+                values = [entry.value(each) for each in exact(a)]
+                found += covered(lambda i, h=h, a=a: h.at(Ball(a[i : i + 1])), values)
+                conjugates = [entry.conjugate(each) for each in exact(s)]
+                assert covered(lambda i, h=h, s=s: h.conjugate(s[i : i + 1]), conjugates) == 4
+    assert found > 1000
+
+
+@pytest.mark.parametrize("kind", ["HuberMixture", "QuadraticSpline"])
+def test_mixtures_of_numbers_of_all_sizes(kind):
+    """h(a) + h*(s) >= s a for all slopes: the exact h, and no more than the stated h*."""
+    rng = np.random.default_rng(12)
+    for _ in range(300):
+        J = int(rng.integers(1, 4))
+        t = np.unique(10 ** rng.uniform(-40, 40, J) if rng.random() < 0.5 else rng.random(J))
+        shares = np.abs(everywhere(rng, len(t), -320, 40))
+        shares[rng.integers(len(t))] = 10 ** rng.uniform(-5, 40)
+        options = {"widths": t.tolist()}
+        if kind == "QuadraticSpline":
+            options = {"knots": t.tolist(), "even": bool(rng.random() < 0.5), "tail": 0.0}
+        a = np.append(everywhere(rng, 5, -200, 45), t).reshape(1, 1, -1, 1)
+        with np.errstate(all="ignore"):
+            h = activation({kind: options}, lambda J, shares=shares: shares.reshape(1, J))
+            s = h.slope(everywhere(rng, a.size, -3, 1).reshape(a.shape), np.ones(a.shape))
+            try:
+                conjugates = h.conjugate(s)
+            except ProofRejected:
+                continue
+            above = [sum(each) for each in zip(exact(conjugates.value), exact(conjugates.error),
+                                               strict=True)]  # fmt: skip
+            found = h.at(Ball(a))
+        T, total = exact(t), sum(exact(shares))
+        c = [each / total for each in exact(shares)]
+
+        def value(x: Fraction, T: list = T, c: list = c, options: dict = options) -> Fraction:
+            r = abs(x) if options.get("even", True) else max(x, F(0))
+            if kind == "HuberMixture":
+                parts = ((min(r, each), each) for each in T)
+                return sum(
+                    w * m * (r - m / 2) / each for w, (m, each) in zip(c, parts, strict=True)
+                )
+            pairs = zip([F(0), *T], T, strict=False)
+            return sum(
+                w
+                * (min(max(r - low, F(0)), high - low) ** 2 / (2 * (high - low)) + max(r - high, 0))
+                for w, (low, high) in zip(c, pairs, strict=True)
+            )
+
+        for x, v, e in zip(exact(a), exact(found.value), exact(found.error), strict=True):
+            assert abs(value(x) - v) <= e
+            for slope, bound in zip(exact(s), above, strict=True):
+                assert slope * x - value(x) <= bound

@@ -6,14 +6,23 @@ The rounding errors that the checker states must cover the difference.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction as F
+from pathlib import Path
 
 import numpy as np
 import proof_files
 import pytest
-from exact_proofs import exact_numbers, random_data, random_network, wild
+from exact_proofs import Data, Tiny, exact, exact_numbers, random_data, random_network, wild
 
-from convexlift.proof_checker import Activation, Proof, lower_bound, objective
+from convexlift.proof_checker import (
+    Activation,
+    Ball,
+    Proof,
+    ProofRejected,
+    lower_bound,
+    objective,
+)
 
 
 @pytest.fixture
@@ -28,6 +37,23 @@ def recorded(monkeypatch) -> dict[int, np.ndarray]:
 
     monkeypatch.setattr(Activation, "slope", slope)
     return found
+
+
+def checked(path: Path, tiny: Tiny, data: Data, weight: float) -> tuple[Ball, Ball]:
+    """Objective and bound of the only image, from a file."""
+    described = {"layers": tiny.layers, "in_channels": 1, "image_size": [tiny.n, tiny.n]}
+    head = {
+        "format": 1, "made_by": {}, "radius": 1.0, "claims": [],
+        "problem": {"image_shape": [1, tiny.n, tiny.n], "weight": weight, "box": list(data.box),
+                    "fidelity": data.fidelity, "operator": data.operator, "network": described},
+    }  # fmt: skip
+    proof_files.store(path, proof_files.complete(head, tiny.arrays), tiny.arrays)
+    with np.errstate(all="ignore"):
+        proof = Proof(path)
+        found = objective(proof)
+        bound, near = lower_bound(proof)
+    assert not near.any()
+    return found, bound
 
 
 @pytest.mark.sampled(5)
@@ -52,20 +78,7 @@ def test_rounding_errors_cover_the_distance_to_exact_arithmetic(
     bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
     theta = 0.3 if bounded_below and seed % 3 == 0 else 1.0
     tiny.arrays["theta"] = np.array([theta])
-    described = {"layers": tiny.layers, "in_channels": 1, "image_size": [n, n]}
-    head = {
-        "format": 1, "made_by": {}, "radius": 1.0, "claims": [],
-        "problem": {"image_shape": [1, n, n], "weight": weight, "box": list(data.box),
-                    "fidelity": data.fidelity, "operator": data.operator, "network": described},
-    }  # fmt: skip
-    path = proof_files.store(
-        tmp_path / "a.proof", proof_files.complete(head, tiny.arrays), tiny.arrays
-    )
-    with np.errstate(all="ignore"):
-        proof = Proof(path)
-        found = objective(proof)
-        bound, near = lower_bound(proof)
-    assert not near.any()
+    found, bound = checked(tmp_path / "a.proof", tiny, data, weight)
     count = len(tiny.layers)
     slopes = {count - k: s for k, s in enumerate(recorded[:count])}
     J, lower, size = exact_numbers(tiny, data, kind, weight, theta, slopes)
@@ -76,3 +89,39 @@ def test_rounding_errors_cover_the_distance_to_exact_arithmetic(
     assert value - error <= lower
     assert lower - F(1e-9) * size <= value - error
     assert lower <= J
+
+
+def anything(rng: np.random.Generator, shape: tuple[int, ...], high: float) -> np.ndarray:
+    """Numbers from 1e-300 on, and a few that are the same special one."""
+    special = rng.choice([0.0, -0.0, 5e-324, -1e-310, 1e-160, 1e-40, 1.0, 1e39])
+    return np.where(rng.random(shape) < 0.2, special, wild(rng, shape, -300, high))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(80))
+def test_numbers_of_all_sizes_make_no_bound_false(tmp_path, recorded, seed):
+    """Products and quotients overflow and underflow everywhere; files may be refused."""
+    rng, kind = np.random.default_rng([seed, 77]), ["SquaredL2", "L1", "WeightedL2"][seed % 3]
+    deep, weight = seed % 2 == 0, float(rng.choice([0.1, 1e-40, 1e30]))
+    tiny = random_network(rng, 3, deep, spread=rng.uniform(8, 24 if deep else 39))
+    data = random_data(rng, tiny, kind, offset=float(rng.choice([0, 1e8])))
+    for i, content in enumerate(tiny.layers, start=1):
+        side = round(math.sqrt(tiny.pixels[i - 1]))
+        shape = (1, content["channels"], *((side, side) if i < 4 else ()))
+        tiny.arrays[f"dual.{i}"] = anything(rng, shape, 39)
+    if kind == "WeightedL2":
+        tiny.arrays["fidelity.weights"] = q = np.abs(anything(rng, (1, 1, 3, 3), 39))
+        data = replace(data, q=exact(q))
+    tiny.arrays["y"] *= float(rng.choice([1, 1e-300, 1e-160, 1e-40, 1e20]))
+    bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
+    theta = float(rng.choice([0.0, 1e-300, 0.3, 1.0])) if bounded_below else 1.0
+    tiny.arrays["theta"] = np.array([theta])
+    try:
+        found, bound = checked(tmp_path / "a.proof", tiny, data, weight)
+    except ProofRejected as refused:
+        assert "above 1e+100" in str(refused)  # noqa: PT017
+        return
+    slopes = {len(tiny.layers) - k: s for k, s in enumerate(recorded[: len(tiny.layers)])}
+    J, lower, _ = exact_numbers(tiny, data, kind, weight, theta, slopes)
+    assert abs(F(float(found.value[0])) - J) <= F(float(found.error[0]))
+    assert F(float(bound.value[0])) - F(float(bound.error[0])) <= lower <= J

@@ -6,8 +6,11 @@ import copy
 import shutil
 import subprocess
 import sys
+import time
+import tracemalloc
 from pathlib import Path
 
+import forged_proofs
 import numpy as np
 import proof_files
 import pytest
@@ -135,7 +138,7 @@ def test_fields_of_the_wrong_kind_are_refused_whatever_the_digest_says(tmp_path,
             "claims[1].lower_bound",
         ),
         ("guarantee", lambda c: "NONE", "claims[1].guarantee is 'NONE'"),
-        ("objective", lambda c: True, "it has 'True' in place of a number"),
+        ("objective", lambda c: True, "claims[1].objective is 'True', not a number"),
     ],
 )
 def test_claims_that_are_too_good_are_refused(tmp_path, proof, field, change, reason):
@@ -202,7 +205,7 @@ def test_what_makes_a_network_not_convex_is_named(tmp_path, proof):
     ):  # fmt: skip
         wrong = changed(head, (*layers, 0, "activation"), {kind: {field: value}})
         reason = refused(tmp_path, proof_files.complete(wrong, arrays), arrays)
-        assert reason.startswith(f"it has '{value}' in place of a number")
+        assert reason.startswith(f"{field} is '{value}', not a number")
     map_of = {"ForwardDifferences": {}}
     wrong = changed(head, (*layers, 1, "previous"), map_of)
     assert "layers.1.previous has negative weights" in refused(
@@ -249,7 +252,7 @@ def test_worse_duals_prove_less_and_never_more(tmp_path, kind):
     best = float(cl.solve(problem, stop=cl.StopWhen(gap=1e-6)).objective)
     head, arrays = proof_files.contents(problem, proof_files.evidence(problem))
     generator = np.random.default_rng(0)
-    for size in (1e-3, 1.0, 1e3, 1e300):
+    for size in (1e-300, 1e-3, 1.0, 1e3, 1e30):
         wild = {
             n: size * generator.standard_normal(a.shape) if n.startswith("dual.") else a
             for n, a in arrays.items()
@@ -311,11 +314,15 @@ def test_files_that_are_no_proofs(tmp_path, proof):
     assert "malformed" in refused(tmp_path, "[" * 100_000, arrays)
     for name in ("NaN", "Infinity", "-Infinity"):
         wrong = changed(head, ("problem", "weight"), float(name.replace("Infinity", "inf")))
-        assert "in place of a number" in refused(tmp_path, proof_files.sealed(wrong), arrays)
+        assert "weight is " in refused(tmp_path, proof_files.sealed(wrong), arrays)
     assert "malformed" in refused(tmp_path, "[]", arrays)
     assert "the description was changed" in refused(tmp_path, {**head, "more": 1}, arrays)
     newer = proof_files.sealed({**head, "format": 2})
     assert refused(tmp_path, newer, arrays) == "its format is 2, not 1"
+    weak = changed(head, ("problem", "network", "concave"), "quadratic")
+    assert refused(tmp_path, proof_files.sealed(weak), arrays) == (
+        "this proof is about a weakly convex problem, which versions from 0.2 on do not check"
+    )
     other = tmp_path / "other.safetensors"
     proof_files.save_file(arrays, other)
     with pytest.raises(ProofRejected, match="not a proof file of convexlift"):
@@ -372,3 +379,100 @@ def test_a_copy_of_the_module_runs_without_the_package(tmp_path, proof):
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
+
+
+def described_convolution(kernel: np.ndarray) -> dict:
+    outputs, inputs, size, _ = kernel.shape
+    sizes = {"in_channels": inputs, "out_channels": outputs, "kernel_size": size}
+    return {"Convolution": {**sizes, "stride": 1, "padding": "reflect"}}
+
+
+def test_long_images_take_the_memory_of_their_pixels(tmp_path):
+    """Of a row of 40,000 pixels, and not of a matrix of 40,000 x 40,000."""
+    forged = forged_proofs.Forged()
+    forged.problem["image_shape"] = [1, 1, 40_000]
+    for name in ("x", "y", "dual.1"):
+        forged.tensors[name] = np.zeros((1, 1, 1, 40_000))
+    kernel = np.ones((1, 1, 3, 3))
+    forged.tensors["network.layers.0.skip.weight"] = kernel
+    forged.layer["skip"] = described_convolution(kernel)
+    forged.claim(0.0, 0.0)
+    path = forged.write(tmp_path / "long.proof")
+    tracemalloc.start()
+    (verdict,) = verify(path)
+    assert verdict.gap == 0
+    assert tracemalloc.get_traced_memory()[1] < 10**8
+    # The matrix of a Fourier transform along the row would be as large as that.
+    mri = {"mask": "operator.0.mask", "maps": "operator.1.maps", "channels": 1}
+    forged.problem["operator"] = {"MRI": mri}
+    forged.tensors["operator.0.mask"] = np.ones((1, 1, 1, 40_000))
+    forged.tensors["operator.1.maps"] = np.ones((1, 2, 1, 40_000))
+    with pytest.raises(ProofRejected, match="too large to be checked"):
+        verify(forged.write(tmp_path / "mri.proof"))
+    assert tracemalloc.get_traced_memory()[1] < 10**8
+    tracemalloc.stop()
+
+
+def many_pools() -> forged_proofs.Forged:
+    """130 layers that would take minutes each."""
+    forged = forged_proofs.Forged()
+    layer = {**forged.layer, "skip": {"AveragePool": {"size": 300}}}
+    forged.problem["image_shape"] = [1, 300, 300]
+    forged.problem["network"]["layers"] = [layer] * 130
+    for name in ("x", "y"):
+        forged.tensors[name] = np.zeros((1, 1, 300, 300), np.float32)
+    for i in range(130):
+        forged.tensors[f"dual.{i + 1}"] = np.zeros((1, 1, 1, 1))
+    return forged
+
+
+def large_kernels() -> forged_proofs.Forged:
+    """A kernel of 253 x 253 at an image of 127 x 127, in 200 terms of an operator."""
+    forged = forged_proofs.Forged()
+    forged.problem["image_shape"] = [1, 127, 127]
+    for name in ("x", "y", "dual.1", "dual.data"):
+        forged.tensors[name] = np.zeros((1, 1, 127, 127))
+    names = [f"operator.{i}.kernel" for i in range(200)]
+    forged.tensors |= {name: np.zeros((253, 253), np.float32) for name in names}
+    terms = [{"Blur": {"kernel": name, "boundary": "zero"}} for name in names]
+    forged.problem["operator"] = {"Sum": {"terms": terms}}
+    return forged
+
+
+def many_knots() -> forged_proofs.Forged:
+    """Each of 100,000 knots makes a copy of an image of 128 x 128 pixels."""
+    forged = forged_proofs.Forged()
+    forged.problem["image_shape"] = [1, 128, 128]
+    for name in ("x", "y", "dual.1"):
+        forged.tensors[name] = np.zeros((1, 1, 128, 128))
+    widths = [float(t) for t in range(1, 100_001)]
+    forged.layer["activation"] = {"HuberMixture": {"widths": widths}}
+    forged.tensors["network.layers.0.shares"] = np.ones((1, 100_000))
+    return forged
+
+
+@pytest.mark.parametrize("make", [many_pools, large_kernels, many_knots])
+def test_time_and_memory_are_counted_before_they_are_used(tmp_path, make):
+    forged = make()
+    forged.claim(0.0, 0.0)
+    path = forged.write(tmp_path / "large.proof")
+    began = time.perf_counter()
+    with pytest.raises(ProofRejected, match="too large to be checked"):
+        verify(path)
+    assert time.perf_counter() - began < 20
+
+
+def test_files_with_holes_are_not_read(tmp_path):
+    path = tmp_path / "hole.proof"
+    with path.open("wb") as file:
+        file.truncate(2**34)
+    with pytest.raises(ProofRejected, match="too large to be checked"):
+        verify(path)
+
+
+def test_file_names_are_printed_in_one_line(tmp_path, capsys):
+    path = tmp_path / "a\nb.proof: objective 0.0; no image is below 0.0\x1b[2K.proof"
+    forged_proofs.Forged().write(path)
+    assert main([str(path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isprintable()

@@ -19,7 +19,9 @@ from convexlift.reconstruction import InputError, reconstructor_for
 from convexlift.reconstruction.solution import PiecewiseSolver
 
 FAST = {"regularizer": "tv", "tolerance": 1e-2, "max_iterations": 40}
-NOT_COMPARED = {"seconds", "input", "output", "inputs", "output_sha256", "settings"}
+NOT_COMPARED = {
+    *("command", "digest", "input", "output", "output_sha256", "seconds", "settings"),
+}
 pytestmark = pytest.mark.single_precision
 
 
@@ -81,8 +83,7 @@ def test_a_file_gives_the_record_of_the_command_line(task, name, options, files)
     assert numbers(json.loads(json.dumps(found.record))) == {
         key: value for key, value in numbers(expected).items() if key != "gap_map"
     }
-    command = expected["settings"].pop("command")
-    assert command.startswith("convexlift ")
+    assert expected["command"].startswith("convexlift ")
     assert json.loads(json.dumps(found.record["settings"])) == expected["settings"]
     found.save(files / f"again{output.suffix}")
     assert (files / f"again{output.suffix}").read_bytes() == output.read_bytes()
@@ -290,7 +291,7 @@ def test_a_time_limit_ends_it():
 
 def test_help_shows_every_option_with_its_default():
     parameters = inspect.signature(cl.reconstruct).parameters
-    for task in ("denoise", "inpaint", "ct", "mri"):
+    for task in ("denoise", "inpaint", "ct"):
         for option in fields(reconstructor_for(task)):
             assert option.name in parameters
             assert f"    {option.name}: " in "".join(
@@ -306,7 +307,7 @@ GREY = noisy()
 @pytest.mark.parametrize(
     ("image", "options", "message"),
     [
-        (GREY, {"task": "deblur"}, "no task 'deblur'; choose one of denoise, inpaint, ct, mri"),
+        (GREY, {"task": "deblur"}, "no task 'deblur'; choose one of denoise, inpaint, ct"),
         (GREY[0], {}, r"the image has the shape \(32,\); give \(H, W\), \(C, H, W\) or"),
         (np.zeros((0, 8)), {}, r"the image has the shape \(0, 8\)"),
         (np.zeros((1, 1, 1, 8, 8)), {}, r"the image has the shape \(1, 1, 1, 8, 8\)"),
@@ -324,10 +325,10 @@ GREY = noisy()
         (GREY, {"truth": np.ones((2, 32, 32))}, r"the truth given has 2 plane\(s\)"),
         (GREY, {"sigma": 25.0}, "25 of 255 is 0.098"),
         (GREY, {"noise": "poisson"}, "noise= is gaussian or salt-and-pepper, got poisson"),
-        (GREY, {"weight": "much"}, "weight= is card, auto, discrepancy or a number > 0, got 'm"),
-        (GREY, {"weight": -1.0}, "weight= is card, auto, discrepancy or a number > 0, got -1.0"),
-        (GREY, {"weight": (1.0, 2.0)}, "weight= is card, auto, discrepancy or a number > 0"),
-        (GREY, {"weight": True}, "weight= is card, auto, discrepancy or a number > 0, got True"),
+        (GREY, {"weight": "much"}, "weight= is card, auto or a number > 0, got 'm"),
+        (GREY, {"weight": -1.0}, "weight= is card, auto or a number > 0, got -1.0"),
+        (GREY, {"weight": (1.0, 2.0)}, "weight= is card, auto or a number > 0"),
+        (GREY, {"weight": True}, "weight= is card, auto or a number > 0, got True"),
         (GREY, {"tolerance": -1.0}, "tolerance= is a relative gap from 0 on"),
         (GREY, {"batch": 0}, "batch= is auto or a whole number from 1 on, got 0"),
         (GREY, {"method": "magic"}, "no method 'magic'; choose one of default, paper"),

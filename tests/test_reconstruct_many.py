@@ -180,7 +180,7 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
     Path("a.json").write_text(json.dumps({"format": FORMAT}))
     sources = find_sources([str(tmp_path / "a.npy")], Path(), SINOGRAMS, ".tif")
     with pytest.raises(InputError, match=r"a\.json is an input"):
-        check_targets(sources, force=True)
+        check_targets(sources, replace=True)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
         (["missing.png"], "there is no file or folder missing.png"),
         (["a.txt"], "a.txt has none of the endings .npy, .png"),
         (["empty"], "the folder empty has no file with one of the endings"),
-        (["a.png", "--weight", "much"], "--weight is card, auto, discrepancy or a number"),
+        (["a.png", "--weight", "much"], "--weight is card, auto or a number"),
         (
             ["a.png", "--weight", "-1"],
-            "--weight is card, auto, discrepancy or a number > 0, got -1",
+            "--weight is card, auto or a number > 0, got -1",
         ),
-        (["a.png", "--weight", "1 2"], "--weight is card, auto, discrepancy or a number > 0, got"),
+        (["a.png", "--weight", "1 2"], "--weight is card, auto or a number > 0, got"),
         (["a.png", "--sigma", "25"], "25 of 255 is 0.098"),
         (["a.png", "--batch", "0"], "--batch is auto or a whole number"),
         (["a.png", "--range", "5,1"], "--range needs LOW < HIGH"),
@@ -287,7 +287,7 @@ def test_a_regularizer_for_one_size_says_so(tmp_path):
 
 
 def test_help_names_the_statuses():
-    for task in ("denoise", "inpaint", "ct", "mri"):
+    for task in ("denoise", "inpaint", "ct"):
         text = CliRunner().invoke(app, ["reconstruct", task, "--help"]).output
         assert "130 interrupted" in " ".join(text.split())
         assert "--weight" in text

@@ -16,6 +16,7 @@ import torch
 from marks import slow
 from reconstruct_runs import QUICK, noisy, run
 
+import convexlift as cl
 from convexlift.files.atomic import leftovers, remove_leftovers
 from convexlift.images import load_image, save_image
 
@@ -35,8 +36,7 @@ def denoise(folder, *options, inputs=None):
 
 
 def times(folder):
-    results = [path for path in (folder / "out").iterdir() if path.suffix != ".html"]
-    return {path.name: path.stat().st_mtime_ns for path in results}
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "out").iterdir()}
 
 
 def changed(before, after):
@@ -63,7 +63,7 @@ app(sys.argv[1:])
 
 
 # Before the third result is written, and between the third image and its record.
-@pytest.mark.parametrize("function", ["write_result", slow("digest")])
+@pytest.mark.parametrize("function", ["write_result", slow("output_digest")])
 def test_a_killed_run_is_resumed(folder, function):
     command = [sys.executable, "-c", KILLED.format(function=function)]
     command += ["reconstruct", "denoise", str(folder / "in"), "-o", str(folder / "out"), *QUICK]
@@ -102,6 +102,8 @@ def test_a_run_killed_at_any_time_is_resumed(folder):
 def test_what_is_finished_is_not_done_again(folder):
     assert denoise(folder).exit_code == 0
     before = times(folder)
+    for path in (folder / "in").iterdir():
+        os.utime(path)  # the content counts
     result = denoise(folder, "--resume")
     assert result.exit_code == 0
     assert "4 of 4 files done (4 by an earlier run)" in result.output
@@ -115,7 +117,6 @@ def cut_the_record(folder):
 
 def remove_the_record(folder):
     (folder / "out" / "1.json").unlink()
-    (folder / "out" / ".1.json.99999999.part").touch()
 
 
 def remove_the_image(folder):
@@ -126,19 +127,36 @@ def change_the_image(folder):
     save_image(folder / "out" / "1.png", torch.zeros(16, 16))
 
 
+def cut_the_image(folder):
+    path = folder / "out" / "1.png"
+    path.write_bytes(path.read_bytes()[:50])
+
+
 def change_the_input(folder):
-    save_image(folder / "in" / "1.png", torch.from_numpy(noisy(size=16, seed=9)))
+    """Even if its modification time stays."""
+    path = folder / "in" / "1.png"
+    before = path.stat()
+    save_image(path, torch.from_numpy(noisy(size=16, seed=9)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def interrupt_it(folder):
-    path = folder / "out" / "1.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "INTERRUPTED"}))
+def change_the_record(**changes):
+    def change(folder):
+        path = folder / "out" / "1.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
 
 
 @pytest.mark.parametrize(
     "damage",
-    [remove_the_record, remove_the_image, change_the_image, change_the_input, interrupt_it],
-)
+    [
+        remove_the_record, cut_the_record, remove_the_image, change_the_image, cut_the_image,
+        change_the_input, change_the_record(status="INTERRUPTED"),
+        change_the_record(version="0.0.1"), change_the_record(settings={"task": "denoise"}),
+        change_the_record(digest=None), lambda folder: (folder / "out/1.json").write_text("[]"),
+    ],
+)  # fmt: skip
 def test_what_is_not_finished_is_done_again(folder, damage):
     assert denoise(folder).exit_code == 0
     damage(folder)
@@ -174,13 +192,38 @@ def test_other_masks_make_other_results(folder):
     assert changed(before, times(folder)) == {"0", "1", "2", "3"}
 
 
-@pytest.mark.parametrize("damage", [cut_the_record, lambda f: (f / "out" / "1.json").unlink()])
-def test_files_that_may_not_be_results_are_not_replaced(folder, damage):
-    assert denoise(folder).exit_code == 0
-    damage(folder)
-    result = denoise(folder, "--resume")
-    assert result.exit_code == 2
-    assert "no record says that it is a result" in result.output
+def test_other_weights_in_the_files_of_a_regularizer_make_other_results(folder):
+    words = ["denoise", folder / "in", "-o", folder / "out", "--resume", "--tolerance", 0.1,
+             "--regularizer", folder / "own", "--weight", 1]  # fmt: skip
+    before = {}
+    for seed in range(2):
+        torch.manual_seed(seed)
+        cl.save(cl.networks.ridge(channels=2, kernel=3), folder / "own")
+        result = run(*words, quick=False)
+        assert result.exit_code == 0, result.output
+        assert changed(before, times(folder)) == {"0", "1", "2", "3"}
+        before = times(folder)
+        assert "(4 by an earlier run)" in run(*words, quick=False).output
+
+
+def test_other_arrays_and_networks_make_other_results(folder):
+    def filled(mask, scale):
+        network = cl.networks.ridge(channels=2, kernel=3)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.fill_(scale)
+        result = cl.reconstruct_many(
+            folder / "in", folder / "out", "inpaint", mask=mask, regularizer=network, weight=1.0,
+            sigma=0.1, resume=True, tolerance=0.1,
+        )  # fmt: skip
+        assert not result.failures
+        return len(result.earlier)
+
+    one, other = np.ones((16, 16)), np.ones((16, 16))
+    one[3], other[5] = 0, 0
+    assert [filled(one, 0.1), filled(one, 0.1)] == [0, FILES]
+    assert [filled(other, 0.1), filled(other, 0.1)] == [0, FILES]
+    assert filled(other, 0.2) == 0
 
 
 def test_resume_and_force_exclude_each_other(folder):
@@ -227,8 +270,6 @@ def test_temporary_files_of_a_running_process_stay(tmp_path):
 
 
 def test_temporary_folders_of_killed_runs_are_removed(tmp_path):
-    import convexlift as cl
-
     (tmp_path / ".series.99999999.part").mkdir()
     (tmp_path / ".series.99999999.part" / "0001.dcm").write_text("half")
     volume = cl.scans.Volume.stacked(torch.zeros(2, 8, 8), (1.0, 1.0))

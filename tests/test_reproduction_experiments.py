@@ -8,16 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from experiment_runs import app_of
 from marks import slow
-from typer.testing import CliRunner
 
 import convexlift as cl
 from convexlift.images import load_image
 from convexlift.tasks import GaussianDenoising
 from convexlift.training import start_from_filters_
 from experiments import denoising, inpainting
-from experiments.commands import reproduce_command
+from experiments.__main__ import main
 from experiments.common_steps import (
     Checks,
     TimeToError,
@@ -54,10 +52,8 @@ def network(folder, smoothing):
 def reproduce(experiment, folder):
     torch.set_default_dtype(torch.float32)
     known = {experiment.name: experiment}
-    app = app_of(reproduce=reproduce_command(known, lambda: known))
-    arguments = ["reproduce", experiment.name, "--quick", "--device", "cpu"]
-    result = CliRunner().invoke(app, [*arguments, "--output", str(folder)])
-    assert result.exit_code == 0, result.output
+    arguments = [experiment.name, "--quick", "--device", "cpu", "--output", str(folder)]
+    main(arguments, lambda: known)
     return finished_parts(experiment, folder)[0]
 
 

@@ -11,7 +11,7 @@ import torch
 import convexlift as cl
 from convexlift import phantoms
 from convexlift.images import psnr
-from convexlift.inpaint_guess import fill_from_neighbours
+from convexlift.problems.guesses import fill_from_neighbours
 from convexlift.tasks import (
     TASKS,
     GaussianDenoising,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from convexlift.precision import full_precision
 from convexlift.tensors import Blocks, sum_per_image
-from convexlift.tf32 import full_precision
 
 
 def test_precision_is_full_until_the_last_thread_leaves():

@@ -24,7 +24,6 @@ from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers import tile_tasks
 from convexlift.solvers import tiles as tiling
-from convexlift.solvers.tile_tasks import TileTask, tile_job
 from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks
 
@@ -184,28 +183,6 @@ def test_stored_slopes_are_exact_at_the_ends_of_their_interval(h, tmp_path):
     assert torch.allclose(read, s.double(), atol=(high - low) / tile_tasks.STEPS, rtol=0)
     ends = (s == low) | (s == high)
     assert torch.allclose(read[ends], s[ends].double(), rtol=1e-6, atol=0)
-
-
-@pytest.mark.slow
-def test_a_worker_that_was_given_up_changes_nothing_that_was_written():
-    """All shares must be those of the same slopes: their sum would be no bound otherwise."""
-    y = torch.zeros(1, 1, 32, 64)
-    y[..., 32:] = 1.0  # a step at the seam
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(y), regularizer=cl.TotalVariation(), weight=20.0, box=(0, 1)
-    )
-    best = float(cl.solve(problem, stop=cl.StopWhen(gap=1e-6)).objective)
-    good, late = cl.StopWhen(gap=1e-5), cl.StopWhen(gap=1e-5, max_iterations=0)
-    tiles = cl.Tiles(size=32, overlap=32)
-    with torch.no_grad(), tile_job(LargeProblem.of(problem), tiles, None) as job:
-        for number in range(len(job.cores)):
-            job.solve(TileTask(number, 0, good))
-        shares = []
-        for number in range(len(job.cores)):
-            shares.append(job.share(TileTask(number, 0)).bound)
-            job.solve(TileTask(1 - number, 0, late))
-        assert sum(shares) <= best
-        assert not list(job.folder.glob("*.part"))
 
 
 def test_what_tiles_cannot_do_is_refused_with_the_reason():

@@ -71,8 +71,7 @@ def test_the_focus_is_neither_below_the_buttons_nor_behind_a_list_left_open(page
     size = {"width": 1280, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        visitor = Visitor(driver, address)
-        visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
+        Visitor(driver, address)
         driver.execute_script("document.querySelector('button[role=tab]').focus()")
         reached = None
         for _ in range(40):
@@ -94,25 +93,6 @@ def test_the_focus_is_neither_below_the_buttons_nor_behind_a_list_left_open(page
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_first_picture_is_painted_before_the_scripts_have_run(visitor):
-    driver = visitor.driver
-    note = (
-        "customElements.whenDefined('gradio-app').then(() => window.ran = performance.now());"
-        "new PerformanceObserver(list => window.painted ??= list.getEntries().find("
-        "entry => entry.element?.tagName === 'IMG')?.startTime"
-        ").observe({type: 'largest-contentful-paint', buffered: true});"
-    )
-    added = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": note})
-    visitor.open()
-    painted, ran = driver.execute_script("return [window.painted, window.ran]")
-    driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
-    assert painted < ran
-    visitor.wait(lambda: not visitor.find("#first-view"), "the end of the first view")
-    # The late style sheet must not win over those of the components, which give tabs their space.
-    space = "return getComputedStyle(document.querySelector('button[role=tab]')).paddingLeft"
-    assert driver.execute_script(space) != "0px"
-
-
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE is not the path of axe.min.js")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_screen_reader_finds_its_way(theme, visitor):
@@ -125,7 +105,7 @@ def test_a_screen_reader_finds_its_way(theme, visitor):
     visitor.run("denoise")
     visitor.click("#denoise-numbers summary")
     driver.execute_script(Path(os.environ["AXE_CORE"]).read_text())
-    for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
+    for tab in ("Denoise", "Inpaint", "CT", "About"):
         visitor.tab(tab)
         time.sleep(0.5)
         found = driver.execute_async_script(
@@ -146,10 +126,7 @@ def test_nothing_is_cut_off_on_a_phone(visitor):
         visitor.open()
         visitor.run("denoise")
         visitor.click("#denoise-numbers summary")
-        visitor.tab("Race")
-        visitor.click("#race-start")
-        visitor.wait(lambda: "Done." in visitor.text("#race-status"), "the end", 120)
-        for tab in ("Denoise", "Inpaint", "CT", "Race", "About"):
+        for tab in ("Denoise", "Inpaint", "CT", "About"):
             visitor.tab(tab)
             time.sleep(0.5)
             wide = driver.execute_script(

@@ -15,25 +15,15 @@ pytest.importorskip("jinja2", reason="the web page needs gradio, which brings ji
 
 from convexlift.web import html
 from convexlift.web.pictures import InputPicture
-from convexlift.web.race import Lap, Race
 from convexlift.web.run import Point
 
 HOSTILE = '<script>alert("1")</script>'
 
 
-def race_of(*laps, bound=1.0):
-    race = Race.__new__(Race)
-    race.laps, race.known_bound = laps, bound
-    return race
-
-
 def test_texts_are_escaped():
-    lap = Lap(HOSTILE, steps=HOSTILE, note=HOSTILE, checks=[(1.0, 2.0)])
     for text in (
         html.banner(HOSTILE, "bad", HOSTILE),
         html.chosen_picture(InputPicture(crop().values, HOSTILE)),
-        html.standings(race_of(lap)),
-        html.race_plot(race_of(lap)),
         html.fragment("hint", HOSTILE, HOSTILE),
     ):
         assert "<script" not in text
@@ -52,39 +42,6 @@ def test_a_convergence_plot_leaves_out_what_is_not_finite():
     # Nothing refers to ids: the page has several plots, some of them hidden.
     assert "id=" not in drawn
     assert "url(" not in drawn
-
-
-def test_a_race_plot_has_a_logarithmic_axis():
-    good = Lap("good", checks=[(0.0, 2.0), (1.0, 1.001)])
-    drawn = html.race_plot(race_of(good, Lap("failed", checks=[(0.5, math.nan)])))
-    assert drawn.count("<polyline") == 1
-    assert drawn.count("<span") == 2  # in the legend
-    for level in ("1e-3", "1e-2", "1e-1", "1e0"):
-        assert f">{level}<" in drawn
-    assert "No results yet." in html.race_plot(race_of(good, bound=-math.inf))
-    assert "No results yet." in html.race_plot(None)
-
-
-@pytest.mark.parametrize(
-    ("reached", "bound", "said"),
-    [
-        ({"a": (1.0, 1.0004), "b": (2.0, 1.1)}, 1.0,
-         "First within 0.1 % of the proven bound: a (1.0 s)."),
-        # The slower one is lower, by less than what is left to be proved.
-        ({"a": (3.0, 1.00030), "b": (2.0, 1.00031), "c": (1.0, 1.1)}, 1.0,
-         "within 0.1 % of the proven bound: b (2.0 s). Then: a (3.0 s)."),
-        ({"a": (1.0, -0.9), "b": (2.0, -0.999)}, -1.0, "1 % of the proven bound: b (2.0 s)."),
-        ({"a": (1.0, 1 - 1e-9)}, 1.0, "within 0.001 % of the proven bound: a"),  # rounding errors
-        ({"a": (1.0, 3.0)}, 1.0, "No method came close"),
-        ({"a": (1.0, 1.0)}, -math.inf, "No method came close to a proven bound"),
-        ({}, 1.0, "No method applies"),
-    ],
-)  # fmt: skip
-def test_the_end_of_a_race_is_about_time_not_about_last_digits(reached, bound, said):
-    laps = [Lap(name, checks=[(0.5, 9.0), found]) for name, found in reached.items()]
-    shown = html.race_verdict(race_of(*laps, Lap("not run"), bound=bound))
-    assert said in " ".join(re.sub("<[^>]*>", " ", shown).split())
-    assert ("Then" in shown) == ("Then" in said)
 
 
 def test_a_run_of_one_sweep_has_no_curve_and_no_empty_frame():
@@ -148,15 +105,11 @@ def test_numbers_at_the_axis_are_not_cut_off_on_a_phone():
 
 @pytest.mark.parametrize("last", [5, 55, 100, 1000, 1005, 12000])
 def test_numbers_below_the_axis_are_not_cut_off_on_a_phone(last):
-    laps = [Lap("a", checks=[(0.0, 2.0), (float(last), 1.5)])]
-    points = [Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, last)]
-    for drawn, width, letters in (
-        (html.convergence_plot(points), 480, 16), (html.race_plot(race_of(*laps)), 800, 24),
-    ):  # fmt: skip
-        ticks = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([\d.e+]+)<', drawn)
-        for x, anchor, label in ticks:
-            beyond = {"end": 0.0, "middle": 0.5}[anchor] * 0.6 * letters * len(label)
-            assert float(x) + beyond <= width, label
+    drawn = html.convergence_plot([Point(i, 0.1, 31.0, 30.0, 0.1, None) for i in (0, last)])
+    ticks = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([\d.e+]+)<', drawn)
+    for x, anchor, label in ticks:
+        beyond = {"end": 0.0, "middle": 0.5}[anchor] * 0.6 * 16 * len(label)
+        assert float(x) + beyond <= 480, label
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The web page without a browser: jobs, runs, races, and the files of results."""
+"""The web page without a browser: jobs, runs, and the files of results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import forked
 import numpy as np
 import pytest
 import torch
@@ -20,13 +19,12 @@ from convexlift.images import load_example, psnr, salt_and_pepper
 from convexlift.solvers.solution import Status
 from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture, data_url, false_colours
-from convexlift.web.race import Race
-from convexlift.web.run import FIRST_RUN, TV, PageJob, Run, fitting
+from convexlift.web.run import TV, PageJob, Run, fitting
 
 pytest.importorskip("jinja2", reason="the web page needs gradio, which brings jinja2")
 
 from convexlift.web import html
-from convexlift.web.result import record, script, write_files
+from convexlift.web.result import record, write_files
 from convexlift.web.uploads import read_upload
 from soak.page_visitor import wait_until
 
@@ -71,7 +69,7 @@ def test_bad_settings_are_named(change, said):
 def test_errors_of_the_library_get_hints_of_the_page():
     job = denoising(crop(), noise="poisson")
     with pytest.raises(PageError, match="poisson") as caught:
-        job.reconstructor(torch.device("cpu"))
+        job.reconstructor(torch.device("cpu"), 60.0)
     assert caught.value.hint.endswith("and its level.")
 
 
@@ -104,44 +102,27 @@ def test_an_error_says_that_noise_cannot_be_estimated():
         finished(job)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "random", "drawn", "phantom"])
+@pytest.mark.parametrize("name", jobs())
 @pytest.mark.sampled(3)
-def test_the_script_repeats_the_run(name, tmp_path):
-    repeat(jobs()[name], tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["impulses", "noisy", "slice"])
-def test_more_scripts_repeat_the_run(name, tmp_path):
-    repeat(jobs()[name], tmp_path)
-
-
-def repeat(job, folder):
+def test_a_run_is_a_call_of_reconstruct(name, tmp_path):
+    job = jobs()[name]
     result = finished(job)
     assert result.status is Status.CONVERGED
-    numbers = record(result)
-    files = write_files(result, numbers, folder)
-    elsewhere = folder / "elsewhere"
-    with zipfile.ZipFile(files["zip"]) as archive:
-        archive.extractall(elsewhere)
-    script = str(elsewhere / files["script"].name)
-    printed = forked.run(
-        f"import runpy; runpy.run_path({script!r}, run_name='__main__')", elsewhere
-    )
-    repeated = torch.from_numpy(np.load(elsewhere / "repeated.npy"))
-    kept = torch.from_numpy(np.load(elsewhere / "reconstruction.npy"))
-    assert torch.allclose(repeated, kept, atol=1e-5)
-    solution = result.reconstruction.solution
-    assert f"converged after {int(solution.iterations[0])} iterations" in printed
-    assert f"objective {float(solution.objective[0]):.5g}"[:-1] in printed
+    x, numbers = result.reconstruction.solution.x, record(result)
+    called = cl.reconstruct(job.picture.values, job.task, **job.call())
+    torch.testing.assert_close(called.solution.x, x, rtol=0, atol=1e-5)
+    assert called.record["objective"] == pytest.approx(numbers["objective"], rel=1e-5)
     if job.simulated:
-        assert f"PSNR {numbers['psnr']:.2f} dB" in printed
         assert numbers["psnr"] > numbers["psnr_before"] or job.task == "ct"
+    files = write_files(result, numbers, tmp_path)
+    with zipfile.ZipFile(files["zip"]) as archive:
+        assert np.array_equal(np.load(archive.open("reconstruction.npy")), x.numpy())
+        for kind in ("image", "json"):
+            assert archive.read(files[kind].name) == files[kind].read_bytes()
     written = json.loads(files["json"].read_text())
     assert written["input"] == job.picture.name
     assert written["gap"] <= job.options["tolerance"]
     assert written["history"][-1]["iteration"] == numbers["iterations"]
-    assert float(solution.gap.max()) <= job.options["tolerance"]
 
 
 def test_a_result_is_shown_with_the_maps_that_are_known():
@@ -182,8 +163,7 @@ def test_nothing_is_compared_with_a_slice_that_is_not_known_to_be_clean(executor
     assert "PSNR" not in html.facts("ct", result, numbers)
     assert "Error" not in html.details("ct", result)
     files = write_files(result, numbers, tmp_path)
-    for kind in ("json", "script"):
-        assert "psnr" not in files[kind].read_text().lower()
+    assert "psnr" not in files["json"].read_text().lower()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -194,7 +174,7 @@ def test_an_upload_is_one_problem_grey_or_in_colour(channels, tmp_path):
     truth = levels.permute(2, 0, 1)[None] / 255
     picture = replace(read_upload(tmp_path / "mine.png", LIMITS), clean=True)
     torch.testing.assert_close(picture.values, truth)
-    result = finished(denoising(picture, **{**FIRST_RUN, "tolerance": 1e-3}))
+    result = finished(denoising(picture, regularizer="photo-open", tolerance=1e-3))
     solution, numbers = result.reconstruction.solution, record(result)
     assert solution.x.shape == (1, channels, 40, 48)
     (proved,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
@@ -246,13 +226,12 @@ def test_a_large_picture_is_solved_whole_on_request(executor, tmp_path, monkeypa
     assert result.points[-1].gap == pytest.approx(result.reconstruction.record["gap"])
     assert "tile 4 of 4" in " ".join(seen)
     assert result.reconstruction.x.shape == picture.values.shape
-    files = write_files(result, record(result), tmp_path)
+    numbers = record(result)
+    assert numbers["settings"]["tiles"] == 128
+    files = write_files(result, numbers, tmp_path)
     with Image.open(files["image"]) as image:
         assert image.size == (256, 200)
     assert "Gap" not in html.details("denoise", result)
-    assert "tiles=128" in script(result)
-    with pytest.raises(PageError, match="too large for a race"):
-        Race(job, ["default"], 1.0, executor)
 
 
 def test_stop_stops_the_solver(executor):
@@ -264,8 +243,6 @@ def test_stop_stops_the_solver(executor):
         pytest.fail("the run ended by itself")
     result = run.result(60.0)  # leaving the loop was enough: nobody watches any more
     assert result.status is Status.STOPPED
-    iterations = result.reconstruction.record["iterations"]
-    assert f"max_iterations={iterations}," in script(result)
 
 
 def test_the_time_limit_ends_a_run_with_its_proof():
@@ -309,31 +286,6 @@ def test_errors_in_a_run_are_sentences(monkeypatch, caplog, executor):
     assert "a run failed" in caplog.text  # the traceback is for the log
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("regularizer", "planes"), [("photo-any-size", 1), ("photo-open", 3)])
-def test_a_race(regularizer, planes, executor):
-    job = denoising(crop(planes=planes), regularizer=regularizer)
-    names = ("default", "paper", "nmapg", "lbfgs", "sm-c", "sm-d")
-    race = Race(job, names, 1.0, executor).start()
-    assert list(race.states(pause=0.01))
-    table, plot = html.standings(race), html.race_plot(race)
-    assert plot.count("<polyline") == 6
-    for lap in race.laps:
-        assert lap.name in table
-        assert lap.name in plot
-        assert lap.checks[-1][1] >= race.bound - 1e-6 * abs(race.bound), lap.name
-    assert race.distances(race.laps[0])[-1][1] < 1e-2
-    with pytest.raises(PageError, match="No method"):
-        Race(job, (), 1.0, executor)
-
-
-@pytest.mark.slow
-def test_a_race_in_a_scanner(executor):
-    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 0.5, executor).start()
-    race.result()
-    assert all(lap.checks and not lap.note for lap in race.laps)
-
-
 def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
     """A weight is searched if the card has none for the estimated kind of noise."""
     monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
@@ -345,13 +297,12 @@ def test_stop_ends_the_search_for_a_weight(executor, monkeypatch):
     assert result.reconstruction.weight.note
 
 
-@pytest.mark.parametrize("kind", [Run, Race])
-def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(kind, executor, monkeypatch):
+def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(executor, monkeypatch):
     monkeypatch.setattr("convexlift.reconstruction.weight.card_weight", lambda *_: None)
     reconstructor, prepared, found = PageJob.reconstructor, PageJob.prepared, []
 
     def stopped(*arguments):
-        computation.stop()
+        run.stop()
         return reconstructor(*arguments)
 
     def noted(*arguments):
@@ -360,17 +311,7 @@ def test_a_stop_before_there_is_a_solver_ends_the_search_for_a_weight(kind, exec
 
     monkeypatch.setattr(PageJob, "reconstructor", stopped)
     monkeypatch.setattr(PageJob, "prepared", noted)
-    job = denoising(crop(), regularizer="photo-any-size")
-    computation = Run(job, 600.0, executor) if kind is Run else Race(job, ["sm-c"], 1.0, executor)
-    computation.start().result(60.0)
+    run = Run(denoising(crop(), regularizer="photo-any-size"), 600.0, executor)
+    run.start().result(60.0)
     assert found[0].weight.note  # a search that ends by itself has none
     assert not found[0].weight.trials
-
-
-def test_stop_ends_a_race_and_skips_the_other_methods(executor):
-    race = Race(jobs()["slice"], ("default", "paper", "sm-c"), 600.0, executor).start()
-    for _ in race.states(pause=0.01):
-        if race.laps[0].checks:
-            break
-    race.result(60.0)  # a method has 600 s, and no more than one of them was begun
-    assert [lap.note for lap in race.laps[1:]] == ["not run"] * 2

@@ -249,7 +249,7 @@ def test_dicom_slices(tmp_path):
     assert 0 <= float(picture.values.min()) < 0.2
     for name, changes, said in (
         ("large", {"Rows": 5000, "Columns": 5000}, "25 megapixels"),
-        ("deflated", {"PixelData": bytes(10**6), "deflated": True}, "inflates to more"),
+        ("deflated", {"PixelData": bytes(10**6), "deflated": True}, "expands beyond"),
         ("frames", {"NumberOfFrames": 7}, "frames.dcm"),
     ):
         with pytest.raises(PageError, match=said):

@@ -1,4 +1,5 @@
 """Methods side by side on the same problems: iterations and seconds to each accuracy.
 
-``convexlift benchmark`` is the command; ``docs/benchmarks.md`` describes the measurements.
+``python -m experiments.benchmark`` is the command; ``docs/benchmarks.md`` describes what is
+measured.
 """

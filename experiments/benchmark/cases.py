@@ -86,6 +86,8 @@ CASES: dict[str, Case] = {
     )
 }  # fmt: skip
 """By name."""
+QUICK_CASES = tuple(name for name in CASES if name.startswith("any-size-"))
+"""Cases with small pictures and a small network."""
 
 
 def example_images() -> ImageSet:

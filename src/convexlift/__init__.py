@@ -10,6 +10,4 @@ from convexlift.lazy_names import lazy_names as _lazy_names
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = _lazy_names(
-    __name__, adapters=("cil", "deepinv", "odl", "pyproximal", "scico")
-)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, adapters=("cil", "deepinv"))

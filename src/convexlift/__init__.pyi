@@ -42,7 +42,6 @@ from convexlift.networks.smooth_activations import Huber as Huber
 from convexlift.networks.smooth_activations import SmoothActivation as SmoothActivation
 from convexlift.networks.smooth_activations import SmoothedLeakyReLU as SmoothedLeakyReLU
 from convexlift.networks.smooth_activations import SmoothedReLU as SmoothedReLU
-from convexlift.networks.weakly_convex import WeaklyConvexNetwork as WeaklyConvexNetwork
 from convexlift.operators.imaging import Blur as Blur
 from convexlift.operators.imaging import Mask as Mask
 from convexlift.operators.linear import Composition as Composition
@@ -52,7 +51,6 @@ from convexlift.operators.linear import Scaled as Scaled
 from convexlift.operators.linear import Sum as Sum
 from convexlift.operators.mri import MRI as MRI
 from convexlift.operators.operator import Operator as Operator
-from convexlift.operators.slices import Slices as Slices
 from convexlift.operators.tomography.beams import FanBeam as FanBeam
 from convexlift.operators.tomography.beams import ParallelBeam as ParallelBeam
 from convexlift.operators.tomography.beams import paper_scanner as paper_scanner
@@ -63,11 +61,11 @@ from convexlift.problems.claims import Guarantee as Guarantee
 from convexlift.problems.lifting import SaddlePointProblem as SaddlePointProblem
 from convexlift.problems.lifting import lift as lift
 from convexlift.problems.variational import VariationalProblem as VariationalProblem
-from convexlift.problems.weakly_convex import WeaklyConvexProblem as WeaklyConvexProblem
 from convexlift.problems.windows import LargeProblem as LargeProblem
 from convexlift.proof_checker import ProofRejected as ProofRejected
 from convexlift.proof_checker import verify as verify
 from convexlift.proofs import Proof as Proof
+from convexlift.proximal_map import ProximalMap as ProximalMap
 from convexlift.reconstruction.calls import reconstruct as reconstruct
 from convexlift.reconstruction.calls import reconstruct_many as reconstruct_many
 from convexlift.reconstruction.reconstructor import Reconstruction as Reconstruction

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from convexlift.double_precision import as_double
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks.activations import Activation
 from convexlift.operators.linear import LinearOperator
+from convexlift.precision import as_double, full_precision
 from convexlift.tensors import Shape, fits, foreign_parts
-from convexlift.tf32 import full_precision
 
 EXAMINED = 400
 """Number of arguments or data points checked when a problem is stated."""

@@ -53,7 +53,6 @@ DEBLURRING_WEIGHT = 30.0
 NEXT = (
     ("reconstruct denoise PHOTO.png -o CLEAN.png", "a picture of your own"),
     (f"models {REGULARIZER}", "purpose and licence of this regularizer"),
-    ("reproduce denoising --quick", "an experiment of the paper, in minutes"),
 )
 """Commands to try after the demo, and their purpose."""
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.double_precision import as_double, near_double
 from convexlift.files.atomic import atomic_path as atomic_path
 from convexlift.files.formats import pillow
 from convexlift.files.pictures import read_plane, to_float
+from convexlift.precision import as_double, near_double
 from convexlift.tensors import first_non_finite
 
 WEIGHT_CAPTION = "Bright: smoothed strongly; dark: detail kept"
@@ -41,15 +41,14 @@ def load_example(name: str) -> Tensor:
         return load_image(path)
 
 
-def load_image(path: str | os.PathLike[str], *, max_megapixels: float | None = None) -> Tensor:
+def load_image(path: str | os.PathLike[str]) -> Tensor:
     """A picture file as grey values, (1, 1, H, W) in float32.
 
     PNG, TIFF and JPEG become values between 0 and 1 (8 bits divided by 255, 16 bits by 65535).
     NPY files hold (H, W) or (1, H, W): integers are divided by the maximum of their type. Floats,
-    in TIFF or NPY, are unchanged and must be finite. ``max_megapixels`` replaces the limits
-    of ``files.formats`` on the size that a header may declare.
+    in TIFF or NPY, are unchanged and must be finite.
     """
-    plane = read_plane(Path(path), max_megapixels=max_megapixels)
+    plane = read_plane(Path(path))
     return torch.from_numpy(to_float(plane))[None, None]
 
 

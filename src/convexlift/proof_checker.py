@@ -13,8 +13,8 @@ t_j += W_{i-1,j}^T p_i and c += V_{i-1}^T p_i,
 
 as W >= 0 and every h_i that reads other layers is nondecreasing, which is checked. The conjugate
 of the data term bounds the rest, inf D(A x') + <c, x'>, pixel by pixel. Every number is a ``Ball``:
-a float64 value and a bound on its rounding error. A ray transform is the float64 matrix that is
-built here.
+a float64 value and a bound on its error by rounding, overflow and underflow (docs/proofs.md says
+why, formula by formula). A ray transform is the float64 matrix that is built here.
 """
 
 # ruff: noqa: E731 (formulas are lambdas)
@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from hashlib import sha256
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,12 +39,56 @@ Array = NDArray[np.float64]
 Shape = tuple[int, ...]
 U = 2.0**-53  # the relative error of one operation
 ROUNDINGS = 16 * U  # relative error of a short formula, if exp and log err by at most 4 ulp
-TINY = 1e-200  # the error of a short formula by underflow
+LARGEST = 1e40  # larger numbers in files are refused
+LARGE = 1e100  # a larger number on the way voids a proof
+TINY = 1e-150  # the error of a short formula by underflow
+NOTHING = 1e-100  # a difference that is as good as none
 TOLERANCE = 1e-6  # tolerated shortfall of a proof behind its claims, relative to the objective
 BUDGET = 2**30  # numbers that the maps of a problem may create; larger problems are refused
-WORK = 2e13  # multiplications and additions of a factorisation; larger ones are refused
+WORK = 2**40  # multiplications by the maps of a problem, each applied once
+CALL = 10**5  # the cost of a call of NumPy, in multiplications
 CHANGED = "was changed after the proof was written"
+WEAK = "this proof is about a weakly convex problem, which versions from 0.2 on do not check"
 PADDINGS: Any = {"zero": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
+
+CANONICAL: Any = {"sort_keys": True, "separators": (",", ":")}  # JSON text that has a digest
+
+# All fields of a file, and all options of a part: others are refused, and none may be missing.
+FILE = "format made_by problem claims radius sha256 network_sha256 digest"
+PROBLEM = "image_shape weight box fidelity operator network"
+LAYER = "activation channels skip previous links bias residual"
+FIDELITIES = {"SquaredL2": "", "WeightedL2": "", "L1": "scale", "KullbackLeibler": ""}
+SCAN = "image_size pixel_size angles bins"
+OPERATORS = {
+    "Identity": "",
+    "Scaled": "factor operator",
+    "Composition": "factors",
+    "Sum": "terms",
+    "Diagonal": "values",
+    "Blur": "kernel boundary",
+    "MRI": "mask maps channels",
+    "ParallelBeam": SCAN,
+    "FanBeam": f"{SCAN} source_distance detector_distance detector",
+}
+MAPS = {
+    "Chain": "maps",
+    "Convolution": "in_channels out_channels kernel_size stride padding",
+    "Dense": "in_features out_features",
+    "AveragePool": "size",
+    "PixelSum": "mean",
+    "ForwardDifferences": "",
+}
+ACTIVATIONS = dict.fromkeys(("Abs", "HalfSquare", "Linear", "ReLU"), "") | {
+    "Huber": "delta",
+    "HuberMixture": "widths",
+    "QuadraticSpline": "knots even tail",
+    "LeakyReLU": "slope",
+    "SmoothedReLU": "slope smoothing",
+    "SmoothedLeakyReLU": "slope smoothing",
+    "Softplus": "sharpness",
+    "ELU": "alpha",
+    "GroupNorm": "size profile",
+}
 
 
 class ProofRejected(ValueError):
@@ -57,11 +101,50 @@ def require(condition: Any, reason: str) -> None:
         raise ProofRejected(reason)
 
 
-def number(value: Any, low: float = 1e-100, high: float = 1e100) -> Any:
+def number(name: str, value: Any, low: float = 1 / LARGEST, high: float = LARGEST) -> float:
     """A number of the description, inside these limits; not NaN, nor True."""
     inside = type(value) in (int, float) and low <= value <= high
-    require(inside, f"it has {str(value)[:40]!r} in place of a number in [{low:g}, {high:g}]")
-    return value
+    require(inside, f"{name} is {str(value)[:40]!r}, not a number in [{low:g}, {high:g}]")
+    return float(value)
+
+
+def whole(name: str, value: Any, high: int = 2**20) -> int:
+    """A whole number of the description, up to this one."""
+    require(type(value) is int, f"{name} is {str(value)[:40]!r}, not a whole number")
+    return int(number(name, value, 1, high))
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false."""
+    require(type(value) is bool, f"{name} is {str(value)[:40]!r}, neither true nor false")
+    return bool(value)
+
+
+def fields(what: str, described: Any, names: str) -> list[Any]:
+    """The values of an object of the description with exactly these names, in their order."""
+    known = names.split()
+    fits = type(described) is dict and described.keys() == set(known)
+    require(fits, f"{what} is {str(described)[:40]!r}, not an object with the fields {known}")
+    return [described[name] for name in known]
+
+
+def part(what: str, described: Any, known: dict[str, str]) -> tuple[str, list[Any]]:
+    """The name of a part, which is one of the known ones, and the values of its options."""
+    fits = type(described) is dict and len(described) == 1 and {*described} <= {*known}
+    require(fits, f"{what} is {str(described)[:40]!r}, which is unknown")
+    ((kind, options),) = described.items()
+    return kind, fields(f"{what}, a {kind},", options, known[kind])
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the description, no field of which occurs twice."""
+    require(len(dict(pairs)) == len(pairs), "its description has a field twice")
+    return dict(pairs)
+
+
+def printable(text: str) -> str:
+    """The text as a part of one line, without control sequences."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def size_of(a: Any) -> Array:
@@ -70,21 +153,30 @@ def size_of(a: Any) -> Array:
 
 
 class Ball:
-    """Numbers within ``error`` of ``value``.
+    """Numbers within ``error`` of ``value``; lower bounds are -inf where there is ``maybe_none``.
 
-    Sums of products with zero have no error: unseen pixels, where c = 0, depend on it.
+    Sums of products with zero have no error: unseen pixels, where c = 0, depend on it. Products
+    of other numbers have one of at least 1e-300, above that of an underflow.
     """
 
-    def __init__(self, value: Any, error: Any = 0.0) -> None:
+    def __init__(self, value: Any, error: Any = 0.0, maybe_none: bool = False) -> None:
         self.value: Array = np.asarray(value, dtype=np.float64)
         self.error: Array = np.broadcast_to(error, self.value.shape)
+        self.maybe_none, finite = maybe_none, np.bool_(True)
+        if maybe_none:
+            finite = self.value != -np.inf
+            self.error = np.where(finite, self.error, 0.0)
+        ends = self.value.min(where=finite, initial=0.0), self.value.max(), self.error.max()
+        inside = ends[0] >= -LARGE and ends[1] <= LARGE and ends[2] <= LARGE  # NaN is not
+        require(inside, f"a number on the way is above {LARGE:g}, or none; rescale the problem")
 
     def __neg__(self) -> Ball:
         return Ball(-self.value, self.error)
 
     def __add__(self, other: Ball) -> Ball:
         value = self.value + other.value
-        return Ball(value, (self.error + other.error + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
+        error = (self.error + other.error + 2 * U * np.abs(value)) * (1 + ROUNDINGS)
+        return Ball(value, error, self.maybe_none or other.maybe_none)
 
     def __mul__(self, other: Ball) -> Ball:
         a, b, r = size_of(self.value), size_of(other.value), other.error
@@ -100,19 +192,21 @@ class Ball:
     def total(self) -> Ball:
         """The sum over all dimensions except the batch, (B, ...) -> (B,)."""
         value, error = (part.reshape(len(part), -1) for part in (self.value, self.error))
-        require(np.isfinite(value + error).all(), "its objective or its bound is not finite")
-        sums = np.array([math.fsum(each.tolist()) for each in value])  # exact, then rounded
+        require(np.isfinite(value).all(), "its bound is not finite")
+        rows: Any = np.ascontiguousarray(value)
+        sums = np.array([math.fsum(memoryview(each)) for each in rows])  # exact, then rounded
         return Ball(sums, (error.sum(1) + 2 * U * np.abs(sums)) * (1 + 4 * value.shape[1] * U))
 
 
-def formula(*terms: Array) -> Ball:
+def formula(*terms: Array, maybe_none: bool = False) -> Ball:
     """The sum of terms, each a short formula of exact numbers."""
-    return Ball(sum(terms), ROUNDINGS * sum(map(np.abs, terms)) + TINY)
+    return Ball(sum(terms), ROUNDINGS * sum(map(np.abs, terms)) + TINY, maybe_none)
 
 
 def choose(condition: Any, a: Ball, b: Ball) -> Ball:
     """The first ball where the condition holds, the second elsewhere."""
-    return Ball(np.where(condition, a.value, b.value), np.where(condition, a.error, b.error))
+    value = np.where(condition, a.value, b.value)
+    return Ball(value, np.where(condition, a.error, b.error), a.maybe_none or b.maybe_none)
 
 
 def concave(function: Callable[[Array], Ball], at: Ball) -> Ball:
@@ -120,7 +214,9 @@ def concave(function: Callable[[Array], Ball], at: Ball) -> Ball:
     middle, *ends = (function(point) for point in (at.value, *at.ends()))
     lowest = reduce(np.minimum, [each.value - each.error for each in (middle, *ends)])
     slack = 4 * U * (np.abs(middle.value) + np.abs(lowest))
-    return Ball(middle.value, (middle.value - lowest + slack) * (1 + ROUNDINGS))
+    value = np.where(lowest == -np.inf, lowest, middle.value)
+    error = (middle.value - lowest + slack) * (1 + ROUNDINGS)
+    return Ball(value, error, middle.maybe_none)
 
 
 class Map(NamedTuple):
@@ -191,11 +287,11 @@ def fourier(shape: Shape, axis: int) -> Map:
 def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
     """Correlation with kernels (out, in, sides ...); if in = 1, of each channel by itself."""
     (outputs, inputs, *kernel), size = weight.shape, [-(-n // stride) for n in shape[1:]]
-    margins, extensions = [(0, 0), (0, 0)], []  # extensions continue an axis, as matrices
+    margins, sources = [(0, 0), (0, 0)], []  # sources: the pixel that is seen at each place
     for k, n in zip(kernel, shape[1:], strict=True):
         require(k % 2 and k < 2 * n + 128 if mode else n % k == 0, "its kernels do not fit")
         margins.append((k // 2, k // 2) if mode else (0, 0))
-        extensions.append(np.pad(np.eye(n), (margins[-1], (0, 0)), mode or "edge"))
+        sources.append(np.pad(np.arange(n), margins[-1], mode or "edge"))
 
     def seen(padded: Array, at: Shape) -> Array:
         sides = (slice(i, i + stride * n, stride) for i, n in zip(at, size, strict=True))
@@ -208,11 +304,14 @@ def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
 
     def pull(w: Array, y: Array) -> Any:
         planes = y.reshape(-1, outputs, math.prod(size))
-        padded = np.zeros((len(planes), inputs, *map(len, extensions)))
+        padded = np.zeros((len(planes), inputs, *map(len, sources)))
         for at in np.ndindex(*kernel):
             seen(padded, at)[...] += (w[(..., *at)].T @ planes).reshape(-1, inputs, *size)
-        for extension in extensions if mode else ():  # each takes the first of the axes that remain
-            padded = np.tensordot(padded, extension, (2, 0))
+        for axis, (n, source) in enumerate(zip(shape[1:], sources, strict=True), start=2):
+            places, m = np.moveaxis(padded, axis, 0), (len(source) - n) // 2
+            for i in (*range(m), *range(m + n, n + 2 * m)) if mode != "constant" else ():
+                places[m + source[i]] += places[i]  # the margin goes to the pixels that it shows
+            padded = np.moveaxis(places[m : m + n], 0, axis)
         return padded
 
     # A padded image holds at most as many copies of a pixel as the kernel has entries.
@@ -220,26 +319,17 @@ def convolution(weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
     return linear(weight, (outputs * shape[0] // inputs, *size), shape, terms, push, pull)
 
 
-def differences(axes: int) -> Array:
-    """Kernels of the differences to the next neighbour along each axis."""
-    weight = np.zeros((axes, 1, *[3] * axes))
-    for i, next_one in enumerate(1 + np.eye(axes, dtype=int)):
-        weight[(i, 0, *[1] * axes)], weight[(i, 0, *next_one)] = -1, 1
+def differences() -> Array:
+    """Kernels of the differences to the next neighbour in the column and in the row."""
+    weight = np.zeros((2, 1, 3, 3))
+    weight[:, 0, 1, 1], weight[0, 0, 2, 1], weight[1, 0, 1, 2] = -1, 1, 1
     return weight
 
 
-def stacked(made: Map, depth: int) -> Map:
-    """A map of images, applied to the slices of volumes (channels, depth, ...)."""
-
-    def by_slices(way: Callable[[Ball], Ball], volumes: Ball) -> Ball:
-        parts = (np.swapaxes(part, 1, 2) for part in (volumes.value, volumes.error))
-        found = way(Ball(*(part.reshape(-1, *part.shape[2:]) for part in parts)))
-        parts = (part.reshape(-1, depth, *part.shape[1:]) for part in (found.value, found.error))
-        return Ball(*(np.swapaxes(part, 1, 2) for part in parts))
-
-    shape = (made.shape[0], depth, *made.shape[1:])
-    ways = lambda x: by_slices(made.push, x), lambda y: by_slices(made.pull, y)
-    return Map(shape, *ways, made.diagonal, made.nonnegative)
+def subtracted(V: Map, x: Ball) -> Ball:
+    """Differences, each of which errs by one rounding: none in a constant image."""
+    value, carried = V.push(x).value, V.push(Ball(0 * x.value, x.error)).error
+    return Ball(value, (carried + 2 * U * np.abs(value)) * (1 + ROUNDINGS))
 
 
 def rays(lines: Sequence[Array], size: Shape, pixel: Sequence[float]) -> Map:
@@ -302,14 +392,17 @@ class Activation(NamedTuple):
         h = formula(*self.value(a.value))
         bound: Any = max(abs(self.low), abs(self.high))
         if not np.isfinite(bound):
-            require(self.steepest is not None, "no bound on the slopes of this activation")
             bound = self.steepest(np.abs(a.value) + a.error)  # type: ignore[misc]
         return Ball(h.value, (self.formulas * h.error + bound * a.error) * (1 + ROUNDINGS))
 
     def slope(self, p: Array, t: Array) -> Array:
-        """p / t, moved into the domain of the conjugate, exactly in spite of rounding."""
-        s = np.divide(p, t, out=np.zeros_like(p), where=t > 0)
-        s = np.where(np.isfinite(s), s, 0.0)
+        """p / t, moved into the domain of the conjugate, exactly in spite of rounding.
+
+        Any slope in the domain proves something: none is so small or large that h* leaves the
+        range of float64.
+        """
+        s: Array = np.clip(np.divide(p, t, out=np.zeros_like(p), where=t > 0), -LARGEST, LARGEST)
+        s = np.where(np.abs(s) >= 1 / LARGEST, s, 0.0)
         if self.group == 1:
             return np.clip(s, self.low, self.high)
         norms = self.norms(s) * (1 + self.group * ROUNDINGS)
@@ -335,7 +428,8 @@ def mixture(t: Array, shares: Array) -> Activation:
     def dual(s: Array) -> list[Array]:
         b = reduce(np.maximum, [(np.abs(s) - A[i]) / k[i] for i in range(len(t))])
         # b has a slope that differs from s by roundings, and h* from h*(s) by t_J times as much.
-        return [*(w * m**2 / 2 for w, m in clipped(b)), 0 * b + t[-1], 0 * b - t[-1]]
+        most = np.where(s == 0, 0.0, t[-1])
+        return [*(w * m**2 / 2 for w, m in clipped(b)), most, -most]
 
     value: Any = lambda a: [w * m * (a - m / 2) for w, m in clipped(a)]
     return Activation(-1.0, 1.0, value, dual, formulas=len(t))
@@ -361,54 +455,55 @@ def spline(t: Array, shares: Array, tail: float, even: bool) -> Activation:
     def dual(s: Array) -> list[Array]:
         q, beyond = [np.clip(np.abs(s) - A[j], 0, c[j]) for j in each], np.maximum(np.abs(s) - 1, 0)
         parts = sum(q[j] * (t[j] + q[j] * rate[j]) for j in each)
-        b = t[-1] + beyond / (tail or 1.0)  # no b is larger; A_j has errors, and h* b times these
+        b = np.where(s == 0, 0.0, t[-1] + beyond / (tail or 1.0))
+        # No h*'(s) is larger than b; A_j has errors, and h* b times these.
         return [parts + beyond * (t[-1] + beyond / (2 * tail or 1.0)), b, -b]
 
     steepest: Any = lambda a: 1 + tail * a
     return Activation(-high if even else 0.0, high, value, dual, 1, steepest, len(w) + 1)
 
 
-def activation(described: Any, shares: Array | None = None, axes: int = 2) -> Activation:
-    """The activation with this description; mixtures have shares, (channels, J)."""
-    ((kind, q),) = described.items()
-    if kind in ("HuberMixture", "QuadraticSpline"):
-        knots = np.array([number(t) for t in q["widths" if kind == "HuberMixture" else "knots"]])
-        require((np.diff(knots) > 0).all(), f"the knots of a {kind} do not increase")
-        shares = np.ones((1, knots.size)) if shares is None else shares
-        usable = shares.shape[1] == knots.size and (shares >= 0).all() and shares.any(1).all()
-        require(usable, f"the shares of a {kind} are too few, negative, or zero")
-        shares = shares.T.reshape(knots.size, -1, *[1] * axes)
-        if kind == "HuberMixture":
-            return mixture(knots.reshape(-1, *[1] * (axes + 1)), shares)
-        return spline(np.append(0.0, knots), shares, number(q["tail"], 0), bool(q["even"]))
-    if kind == "GroupNorm":
-        ((profile, options),) = q["profile"].items()
-        # Even activations only: h of a norm is convex for them.
-        even = profile in ("Abs", "Huber", "HuberMixture", "HalfSquare")
-        even = even or (profile == "QuadraticSpline" and options["even"])
-        require(even, f"{profile} is not a profile of groups")
-        return activation(q["profile"])._replace(group=number(q["size"], 1))
-    if kind == "HalfSquare":
-        half_square: Any = lambda a: [a * a / 2]
-        return Activation(-np.inf, np.inf, half_square, half_square, steepest=lambda a: a)
-    if kind == "Softplus":  # log(1 + exp(b a)) / b, and (s log s + (1 - s) log(1 - s)) / b
-        b = number(q["sharpness"])
-        value = lambda a: [np.abs(a) / 2, a / 2, np.log1p(np.exp(-b * np.abs(a))) / b]
-        heads: Any = lambda s: s * np.log(np.maximum(s, 1e-300)) / b
-        tails: Any = lambda s: (1 - s) * np.log1p(-np.minimum(s, 1 - U)) / b
-        return Activation(0.0, 1.0, value, lambda s: [heads(s), tails(s)])
-    if kind == "ELU":  # a or alpha (exp(a) - 1), and s log(s / alpha) - s + alpha, 0 from alpha on
-        alpha = number(q["alpha"], high=1.0)
-        value = lambda a: [np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))]
-        rest: Any = lambda s: [s * np.log(np.maximum(s, 1e-300) / alpha), -s, alpha + 0 * s]
-        return Activation(0.0, 1.0, value, lambda s: rest(np.minimum(s, alpha)))
-    if kind == "Linear":
-        return Activation(1.0, 1.0, lambda a: [a], lambda s: [0 * s])
+def activation(described: Any, shares: Any = None) -> Activation:
+    """The activation with this description; with J knots, ``shares(J)`` are (channels, J)."""
+    kind, options = part("an activation", described, ACTIVATIONS)
+    match kind, options:
+        case ("HuberMixture", [knots]) | ("QuadraticSpline", [knots, _, _]):
+            t = np.array([number(f"a knot of a {kind}", each) for each in knots])
+            require((np.diff(t) > 0).all(), f"the knots of a {kind} do not increase")
+            c = shares(t.size) if shares else np.ones((1, t.size))
+            usable = c.shape[1] == t.size and (c >= 0).all() and c.any(1).all()
+            require(usable, f"the shares of a {kind} are too few, negative, or zero")
+            c = c.T.reshape(t.size, -1, 1, 1)
+            if kind == "HuberMixture":
+                return mixture(t.reshape(-1, 1, 1, 1), c)
+            even, tail = flag("even", options[1]), number("tail", options[2], 0)
+            return spline(np.append(0.0, t), c, tail, even)
+        case "GroupNorm", [size, profile]:
+            h = activation(profile)
+            even = h.low == -h.high and h.group == 1  # h of a norm is convex for these
+            require(even, "the profile of a GroupNorm is not even, or a group itself")
+            return h._replace(group=whole("the size of a GroupNorm", size))
+        case "HalfSquare", []:
+            half_square: Any = lambda a: [a * a / 2]
+            return Activation(-np.inf, np.inf, half_square, half_square, steepest=lambda a: a)
+        case "Softplus", [b]:  # log(1 + exp(b a)) / b, and (s log s + (1 - s) log(1 - s)) / b
+            b = number("sharpness", b)
+            value = lambda a: [np.abs(a) / 2, a / 2, np.log1p(np.exp(-b * np.abs(a))) / b]
+            heads: Any = lambda s: s * np.log(np.maximum(s, 1e-300)) / b
+            tails: Any = lambda s: (1 - s) * np.log1p(-np.minimum(s, 1 - U)) / b
+            return Activation(0.0, 1.0, value, lambda s: [heads(s), tails(s)])
+        case "ELU", [alpha]:  # a or alpha (exp(a) - 1), and s log(s / alpha) - s + alpha, 0 from
+            alpha = number("alpha", alpha, high=1.0)  # alpha on
+            value = lambda a: [np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0)))]
+            rest: Any = lambda s: [s * np.log(np.maximum(s, 1e-300) / alpha), -s, alpha + 0 * s]
+            return Activation(0.0, 1.0, value, lambda s: rest(np.minimum(s, alpha)))
+        case "Linear", []:
+            return Activation(1.0, 1.0, lambda a: [a], lambda s: [0 * s])
     # k a + (1 - k) psi(a), or psi(|a|): psi rises from 0 with a^2 / (2 nu) on [0, nu], then by 1.
-    even, bends = kind in ("Abs", "Huber"), kind in ("Huber", "SmoothedReLU", "SmoothedLeakyReLU")
-    require(even or bends or kind in ("ReLU", "LeakyReLU"), f"the activation {kind!r} is unknown")
-    k = 0.0 if even or kind == "ReLU" else number(q["slope"], 0, 1 - U)
-    nu = number(q["delta" if even else "smoothing"]) if bends else 0.0
+    even = kind in ("Abs", "Huber")
+    q = dict(zip(ACTIVATIONS[kind].split(), options, strict=True))
+    k = number("slope", q["slope"], 0, 1 - U) if "slope" in q else 0.0
+    nu = sum(number(name, q[name]) for name in ("delta", "smoothing") if name in q)
     psi: Any = lambda r: [np.clip(r, 0, nu) ** 2 / (2 * nu or 1.0), np.maximum(r - nu, 0)]
     value = lambda a: [k * a, *((1 - k) * each for each in psi(np.abs(a) if even else a))]
     return Activation(-1.0 if even else k, 1.0, value, lambda s: [nu * (s - k) ** 2 / 2 / (1 - k)])
@@ -432,13 +527,13 @@ def fidelity(kind: str, y: Array, q: Array) -> Fidelity:
         mean: Any = lambda w: np.where((w + q > 0) | ((w + q == 0) & (y == 0)), w + q, np.inf)
         some = np.where(y > 0, y, 1.0)  # w + q - y + y log(y / (w + q)), without cancellation
         rho: Any = lambda w: (mean(w) - y) / some
-        log: Any = lambda w, r: np.where(r < -0.5, np.log(mean(w) / some), np.log1p(r))
+        fraction: Any = lambda w: np.where(mean(w) / some > 1 / LARGE, mean(w) / some, 0.0)
+        log: Any = lambda w, r: np.where(r < -0.5, np.log(fraction(w)), np.log1p(r))
         value = lambda w: formula(mean(w) - y, np.where(y > 0, -y * log(w, rho(w)), 0.0))
         slope = lambda w: np.where(w + q > 0, 1 - y / (w + q), -np.inf)
-        clip = lambda v: np.clip(v, -1e100, np.where(y > 0, 1 - U, 1.0))
+        clip = lambda v: np.clip(v, -LARGE, np.where(y > 0, 1 - U, 1.0))
         conjugate = lambda v: formula(-q * v, np.where(y > 0, -y * np.log1p(-v), 0.0))
     else:
-        require(kind in ("SquaredL2", "WeightedL2"), f"the data term {kind!r} is unknown")
         y, divisor = np.where(q > 0, y, 0.0), 2 * np.where(q > 0, q, 1.0)
         value, slope = lambda w: formula(q * (w - y) ** 2 / 2), lambda w: q * (w - y)
         clip = lambda v: np.where(q > 0, v, 0.0)
@@ -453,150 +548,189 @@ Layer = tuple[Activation, list[tuple[int, Map]], Array, bool, Array]
 class Proof:
     """A proof file whose digests match: the problem that it states, and its evidence."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    budget, work = BUDGET, WORK
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        require(os.stat(path).st_size <= 8 * BUDGET, "it is too large to be checked")
         with safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get("convexlift_proof")
+            text = (file.metadata() or {}).get("convexlift_proof") or ""
             require(text, "it is not a proof file of convexlift")
+            require(len(text) <= 2**24, "its description is too long to be checked")
             self.arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        self.head = head = json.loads(str(text))
-        digest, problem, sums = head.pop("digest"), head["problem"], head["sha256"]
-        canonical = json.dumps(head, sort_keys=True, separators=(",", ":"))
-        require(sha256(canonical.encode()).hexdigest() == digest, f"the description {CHANGED}")
-        require(head["format"] == 1, f"its format is {head['format']}, not 1")
+        head = json.loads(text, object_pairs_hook=distinct)
+        canonical = json.dumps({n: head[n] for n in head if n != "digest"}, **CANONICAL)
+        found = sha256(canonical.encode()).hexdigest()
+        require(found == head["digest"], f"the description {CHANGED}")
+        require(head["format"] == 1, f"its format is {head['format']!r}, not 1")
+        require("concave" not in head["problem"]["network"], WEAK)
+        _, made_by, problem, self.claims, radius, sums, network, _ = fields("it", head, FILE)
+        shape, weight, (low, high), data, operator, described = fields("problem", problem, PROBLEM)
+        others = sorted(sums.keys() ^ self.arrays.keys())
+        require(not others, f"the tensors {others} are missing, or have no digest")
         for name, array in self.arrays.items():
-            described = f"{array.dtype} {list(array.shape)} ".encode() + array.tobytes()
-            require(sha256(described).hexdigest() == sums[name], f"the tensor {name!r} {CHANGED}")
-        of_network = [problem["network"], {n: sums[n] for n in sums if n.startswith("network.")}]
-        described = json.dumps(of_network, sort_keys=True, separators=(",", ":")).encode()
-        fits = sha256(described).hexdigest() == head["network_sha256"]
-        require(fits, "network_sha256 is not the digest of the network")
-        self.unused, self.budget = set(self.arrays), BUDGET
+            content = f"{array.dtype} {list(array.shape)} ".encode() + array.tobytes()
+            require(sha256(content).hexdigest() == sums[name], f"the tensor {name!r} {CHANGED}")
+        of_network = [described, {n: sums[n] for n in sums if n.startswith("network.")}]
+        found = sha256(json.dumps(of_network, **CANONICAL).encode()).hexdigest()
+        require(found == network, "network_sha256 is not the digest of the network")
+        makers = [text for each in made_by.items() for text in each]
+        fine = all(type(text) is str and text.isascii() and text.isprintable() for text in makers)
+        require(fine and len("".join(makers)) < 400, "made_by must hold names and versions")
+        self.unused = set(self.arrays)
+
         self.x = self.tensor("x")
         self.batch, *image = self.x.shape
-        fits = len(image) in (3, 4) and image == problem["image_shape"]
-        require(fits, "'x' is not of image_shape")
-        low, high = problem["box"]
-        self.lower = -np.inf if low is None else number(low, -1e100)
-        self.upper = np.inf if high is None else number(high, -1e100)
+        require(len(image) == 3 and image == shape, "'x' is not of image_shape")
+        self.lower = -np.inf if low is None else number("an end of the box", low, -LARGEST)
+        self.upper = np.inf if high is None else number("an end of the box", high, -LARGEST)
         inside = (self.x >= self.lower) & (self.x <= self.upper)
         require(inside.all() and self.lower < self.upper, "the tensor 'x' is outside the box")
-        self.weight, self.radius = number(problem["weight"]), float(number(head["radius"]))
-        self.operator = self.map(problem["operator"], "", tuple(image))
-        shape = (self.batch, *self.operator.shape)
-        self.v = None if self.operator.diagonal else self.tensor("dual.data", shape)
-        ((kind, options),) = problem["fidelity"].items()
-        y, q = self.tensor("y", shape), number(options["scale"]) if kind == "L1" else 1.0
+        self.weight, self.radius = number("weight", weight), number("radius", radius)
+        self.operator = self.map(operator, "", tuple(image))
+        every = (self.batch, *self.operator.shape)
+        self.v = None if self.operator.diagonal else self.tensor("dual.data", every)
+        kind, scale = part("the data term", data, FIDELITIES)
+        y, q = self.tensor("y", every), np.array(number("scale", scale[0]) if scale else 1.0)
         if kind in ("WeightedL2", "KullbackLeibler"):
             q = self.tensor("fidelity.weights" if kind == "WeightedL2" else "fidelity.background")
         require(np.min(q) >= 0, "weights or background of its data have negative entries")
         require(kind != "KullbackLeibler" or y.min() >= 0, "the tensor 'y' has negative counts")
-        self.fidelity = fidelity(kind, y, np.broadcast_to(np.float64(q), shape))
+        self.fidelity = fidelity(kind, y, np.broadcast_to(q, every))
         self.shapes: list[Shape] = [tuple(image)]
-        self.layers = [self.layer(*each) for each in enumerate(problem["network"]["layers"])]
-        channels, every = self.shapes[-1][:1], (self.batch, *self.shapes[-1])
-        output = self.tensor("network.output")
+        layers, channels, size = fields("network", described, "layers in_channels image_size")
+        fits = channels == image[0] and size in (None, image[1:])
+        require(fits, f"its network is not made for images {image}")
+        self.layers = [self.layer(*each) for each in enumerate(layers)]
         # Output, biases and factors of links have pixels where a guide read them off the data.
-        whole = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
-        read = any(math.prod(each.shape[2:]) > 1 for each in whole)
-        self.premise = "given the weights that the guide read from these data, " * read
-        output = output if output.ndim > 1 else output.reshape(*channels, *[1] * (len(every) - 2))
-        require(output.min() >= 0, "the tensor 'network.output' has negative entries")
-        self.output = np.broadcast_to(output, every)
+        given = [a for n, a in self.arrays.items() if n.startswith("network.") and n.count(".") < 2]
+        read = any(math.prod(each.shape[2:]) > 1 for each in given)
+        premise = "given the weights that the guide read from these data, " * read
+        self.origin = made_by, network, premise
+        self.output = self.everywhere("network.output", self.shapes[-1])
+        require(self.output.min() >= 0, "the tensor 'network.output' has negative entries")
         self.theta, (h, _, _, residual, _) = self.tensor("theta", (self.batch,)), self.layers[-1]
         lowest = 0.0 if h.low <= 0 <= h.high and not residual else 1.0
         allowed = ((self.theta >= lowest) & (self.theta <= 1)).all()
         require(allowed, "the tensor 'theta' must be 1, or in [0, 1] if R is bounded below")
-        self.weak, self.kappa, self.data = "concave" in problem["network"], 0.0, (y, q)
-        if self.weak:
-            self.rho = self.tensor("network.concavity", channels)
-            self.centre, self.kappa = self.tensor("centre", self.x.shape), number(head["kappa"], 0)
-            squares = kind in ("SquaredL2", "WeightedL2")
-            if not (squares and problem["operator"] == {"Identity": {}}):  # D(A x) >= <A* v, x> ...
-                self.v, self.data = self.tensor("dual.data", shape), (np.zeros(1), 0.0)
-            fits = len(self.layers) == 1 and h.group == 1 and (self.theta == 1).all()
-            fits &= len(image) == 3
-            require(fits, "a weakly convex problem has one layer, of one channel at a time")
-            require(not problem["network"]["layers"][0]["bias"], "its layer must have no bias")
-            require(self.rho.min() >= 0, "the tensor 'network.concavity' has negative entries")
-            inside = (self.centre >= self.lower) & (self.centre <= self.upper)
-            require(inside.all(), "the tensor 'centre' is outside the box")
-        require(isinstance(head["made_by"], dict), "made_by must hold names and versions")
         require(not self.unused, f"the tensors {sorted(self.unused)} have no meaning")
 
     def tensor(self, name: str, shape: Shape | None = None) -> Array:
-        """A tensor in float64, of this shape."""
+        """A tensor in float64, of this shape; each is used once."""
+        require(name in self.unused, f"the tensor {name!r} is missing, or named twice")
         array = self.arrays[name]
         self.unused.discard(name)
         fits = shape in (None, array.shape)
         require(fits, f"the tensor {name!r} has the shape {array.shape}, not {shape}")
         usable = array.dtype in (np.float32, np.float64) and np.isfinite(array).all() and array.size
         require(usable, f"the tensor {name!r} must hold finite numbers in float32 or float64")
+        most = float(np.abs(array).max())
+        require(most <= LARGEST, f"{name} holds {most:g}; rescale the problem, up to {LARGEST:g}")
         return np.asarray(array, dtype=np.float64)
 
-    def spend(self, numbers: int) -> None:
-        """Account for the size of a map; hostile descriptions contain many, or huge ones."""
+    def operand(self, name: Any) -> Array:
+        """A tensor of the operator. Those of the network have names that follow from the layers."""
+        fits = type(name) is str and name.startswith("operator.")
+        require(fits, f"an operator has {str(name)[:40]!r} in place of a tensor operator.*")
+        return self.tensor(name)
+
+    def everywhere(self, name: str, shape: Shape) -> Array:
+        """Numbers of each channel, or of each entry or channel of one image or of every one."""
+        array, channels = self.tensor(name), (shape[0], *[1] * len(shape[1:]))
+        array = array if array.ndim > 1 else array.reshape(1, -1, 1, 1)
+        fits = len(array) in (1, self.batch) and array.shape[1:] in (shape, channels)
+        require(fits, f"the tensor {name!r} does not fit {shape}")
+        return np.broadcast_to(array, (self.batch, *shape))
+
+    def spend(self, numbers: int, work: int = 0) -> None:
+        """Account for memory and time before they are used."""
         self.budget -= 2**20 + numbers
-        require(self.budget > 0, "its problem is too large to be checked")
+        self.work -= numbers + work
+        require(min(self.budget, self.work) > 0, "its problem is too large to be checked")
 
     def map(self, described: Any, name: str, shape: Shape) -> Map:
-        """The linear map of inputs of this shape with this description."""
+        """The linear map of inputs of this shape: an operator, or a map with a name of a network.
+
+        The parameters of maps of networks have their names, and no other tensor makes such a map:
+        the digest of the network covers all of them.
+        """
         self.spend(self.batch * math.prod(shape))
-        match described:
-            case {"Identity": _}:
-                return Map(shape, lambda x: x, lambda y: y)
-            case {"Chain": {"maps": parts}} | {"Composition": {"factors": parts}}:
-                made = self.map({"Identity": {}}, name, shape)
-                for i, each in enumerate(parts if "Chain" in described else reversed(parts)):
+        made = Map(shape, lambda x: x, lambda y: y)
+        match part("a linear map", described, MAPS if name else OPERATORS):
+            case "Chain", [maps]:
+                for i, each in enumerate(maps):
                     made = self.map(each, f"{name}.maps.{i}", made.shape).after(made)
-                return made
-            case {"Sum": {"terms": terms}}:
-                return reduce(Map.plus, [self.map(each, name, shape) for each in terms])
-            case {"Scaled": {"factor": factor, "operator": inner}}:
-                made, scale = self.map(inner, name, shape), float(number(factor, -1e300, 1e300))
-                return linear(np.array(scale), made.shape, made.shape).after(made)
-            case {"Diagonal": {"values": values}}:
-                weight = np.broadcast_to(self.tensor(values), (self.batch, *shape))
-                return linear(weight, shape, shape)
-            case {"Blur": {"kernel": kernel, "boundary": boundary}}:
-                weight = np.flip(self.tensor(kernel))[None, None]
-                return convolution(weight, shape, 1, PADDINGS[boundary])
-            case {"Convolution": {"out_channels": outputs, "kernel_size": k} as options}:
-                sides = [k] * (len(shape) - 1)
-                weight = self.tensor(f"network.{name}.weight", (outputs, shape[0], *sides))
-                stride, mode = number(options["stride"], 1), PADDINGS[options["padding"]]
-                return convolution(weight, shape, stride, mode)
-            case {"AveragePool": {"size": k}}:
-                return convolution(np.full((1, 1, number(k, 1), k), 1 / k**2), shape, k, None)
-            case {"PixelSum": {"mean": mean}}:
-                weight = np.array([1 / math.prod(shape[1:]) if mean else 1.0])
+            case "Composition", [factors]:
+                for each in reversed(factors):
+                    made = self.map(each, "", made.shape).after(made)
+            case "Sum", [terms]:
+                made = reduce(Map.plus, [self.map(each, "", shape) for each in terms])
+            case "Scaled", [factor, inner]:
+                made = self.map(inner, "", shape)
+                scale = np.array(number("the factor of Scaled", factor, -LARGEST))
+                made = linear(scale, made.shape, made.shape).after(made)
+            case "Diagonal", [values]:
+                weight = np.broadcast_to(self.operand(values), (self.batch, *shape))
+                made = linear(weight, shape, shape)
+            case "Blur", [kernel, boundary]:
+                weight = np.flip(self.operand(kernel))[None, None]
+                made = self.convolution(weight, shape, 1, PADDINGS[boundary])
+            case "Convolution", [inputs, outputs, k, stride, padding]:
+                require(inputs == shape[0], f"{name} is not made for {shape[0]} channels")
+                weight = self.tensor(f"network.{name}.weight", (outputs, inputs, k, k))
+                stride = whole("a stride", stride)
+                made = self.convolution(weight, shape, stride, PADDINGS[padding])
+            case "AveragePool", [k]:
+                k = whole("the size of an AveragePool", k, min(shape[1:]))
+                made = self.convolution(np.full((1, 1, k, k), 1 / k**2), shape, k, None)
+            case "ForwardDifferences", []:
+                V = self.convolution(differences(), shape, 1, "edge")
+                made = V._replace(push=lambda x: subtracted(V, x))
+            case "PixelSum", [mean]:
+                pixels = math.prod(shape[1:])
+                weight = np.array([1 / pixels if flag("mean", mean) else 1.0])
                 push = lambda w, x: w * x.sum((2, 3))
                 pull = lambda w, y: np.broadcast_to(w * y, (len(y), *shape))
-                return linear(weight, (shape[0], 1, 1), shape, math.prod(shape[1:]), push, pull)
-            case {"ForwardDifferences": _}:
-                return convolution(differences(len(shape) - 1), shape, 1, "edge")
-            case {"Slices": {"operator": inner, "depth": depth}}:
-                require(len(shape) == 4 and depth == shape[1], "Slices does not fit the volume")
-                self.batch *= depth  # for the tensors of the map
-                made = self.map(inner, name, (shape[0], *shape[2:]))
-                self.batch //= depth
-                return stacked(made, depth)
-            case {"Dense": {"out_features": outputs}}:
-                weight = self.tensor(f"network.{name}.weight", (outputs, math.prod(shape)))
+                made = linear(weight, (shape[0], 1, 1), shape, pixels, push, pull)
+            case "Dense", [inputs, outputs]:
+                require(inputs == math.prod(shape), f"{name} is not made for {shape}")
+                weight = self.tensor(f"network.{name}.weight", (outputs, inputs))
+                self.spend(2 * weight.size, self.batch * weight.size)
                 push = lambda w, x: x.reshape(len(x), -1) @ w.T
                 pull = lambda w, y: y.reshape(len(y), -1) @ w
-                return linear(weight, (outputs, 1, 1), shape, max(weight.shape), push, pull)
-            case {"ParallelBeam": scan} | {"FanBeam": scan}:
-                return self.scanner(scan, shape, "FanBeam" in described)
-            case {"MRI": {"mask": mask, "maps": maps, "channels": channels}}:
+                made = linear(weight, (outputs, 1, 1), shape, max(weight.shape), push, pull)
+            case "MRI", [mask, maps, channels]:
                 require(channels == shape[0] in (1, 2), "MRI does not fit images of this shape")
-                seen = self.coils(self.tensor(maps), shape)
+                made = self.coils(self.operand(maps), shape)
                 for axis in (3, 4):
-                    seen = fourier(seen.shape, axis).after(seen)
-                return self.map({"Diagonal": {"values": mask}}, name, seen.shape).after(seen)
-        raise ProofRejected(f"it has {str(described)[:40]!r} in place of a linear map")
+                    n = made.shape[axis - 2]
+                    self.spend(16 * n * n, 4 * self.batch * n * math.prod(made.shape))
+                    made = fourier(made.shape, axis).after(made)
+                weight = np.broadcast_to(self.operand(mask), (self.batch, *made.shape))
+                made = linear(weight, made.shape, made.shape).after(made)
+            case "ParallelBeam", scan:
+                made = self.scanner(scan, shape)
+            case "FanBeam", [*scan, source, detector, surface]:
+                source = number("source_distance", source)
+                detector = number("detector_distance", detector, 0)
+                require(surface in ("curved", "flat"), "a detector is neither flat nor curved")
+                made = self.scanner(scan, shape, (source, detector, surface == "curved"))
+        return made
+
+    def convolution(self, weight: Array, shape: Shape, stride: int, mode: Any) -> Map:
+        """Correlation with these kernels, if there is room and time for it."""
+        fits = weight.ndim == 4 and len(shape) == 3
+        require(fits, f"kernels {weight.shape} do not fit images {shape}")
+        _, inputs, *kernel = weight.shape
+        padded = math.prod(n + k for n, k in zip(shape[1:], kernel, strict=True))
+        margins = self.batch * shape[0] * (padded - math.prod(shape[1:]))
+        products = self.batch * shape[0] * weight.size // inputs * math.prod(shape[1:])
+        self.spend(2 * weight.size + margins, CALL * math.prod(kernel) + products // stride**2)
+        return convolution(weight, shape, stride, mode)
 
     def coils(self, maps: Array, shape: Shape) -> Map:
         """Products with complex sensitivities; complex numbers are two channels."""
+        fits = maps.ndim == 4 and maps.shape[1] % 2 == 0 and maps.shape[2:] == shape[1:]
+        require(fits and len(maps) in (1, self.batch), f"coils {maps.shape} do not fit {shape}")
         to = (maps.shape[1], *shape[1:])
         self.spend(8 * self.batch * math.prod(to))
         w = np.zeros((len(maps), to[0], 2, *shape[1:]))
@@ -606,262 +740,70 @@ class Proof:
         pull = lambda w, y: (w * y.reshape(-1, to[0], 1, *shape[1:])).sum(1)
         return linear(w[:, :, : shape[0]], to, shape, to[0] + 2, push, pull)
 
-    def scanner(self, scan: Any, shape: Shape, fan: bool) -> Map:
+    def scanner(self, scan: Any, shape: Shape, fan: Any = None) -> Map:
         """Parallel rays at angles, or rays from a source that moves around the image."""
-        t, bins = self.tensor(scan["angles"]).reshape(-1, 1), self.tensor(scan["bins"]).ravel()
-        require([*shape] == [1, *scan["image_size"]], f"a scanner does not fit images {shape}")
-        self.spend(4 * t.size * bins.size * sum(shape[1:]))  # two pixels at each step of a ray
+        size, pixel, angles, bins = scan
+        t, bins = self.operand(angles).reshape(-1, 1), self.operand(bins).ravel()
+        require([*shape] == [1, *size], f"a scanner does not fit images {shape}")
+        count = 4 * t.size * bins.size * sum(shape[1:])  # two pixels at each step of a ray
+        self.spend(count, CALL * sum(shape[1:]) + self.batch * count)
         lines = [bins * np.cos(t), bins * np.sin(t), np.sin(t), -np.cos(t)]
         if fan:
-            source, curved = number(scan["source_distance"]), scan["detector"] == "curved"
-            require(curved or scan["detector"] == "flat", "a detector is neither flat nor curved")
-            along = bins / (source + number(scan["detector_distance"], 0))
+            source, detector, curved = fan
+            along = bins / (source + detector)
             toward = t - (along if curved else np.arctan(along))
             lines = [source * np.sin(t), -source * np.cos(t), -np.sin(toward), np.cos(toward)]
-        height, width = scan["pixel_size"]
-        return rays(lines, shape[1:], (number(height), number(width)))
+        height, width = (number("pixel_size", each) for each in pixel)
+        return rays(lines, shape[1:], (height, width))
 
     def layer(self, i: int, described: Any) -> Layer:
         """Layer i, counted from 0; the shape of its z is added to ``shapes``."""
-        name, links = f"layers.{i}", described["links"]
-        mixed = any(kind in described["activation"] for kind in ("HuberMixture", "QuadraticSpline"))
-        shares = self.tensor(f"network.{name}.shares") if mixed else None
-        sources = [("skip", 0, described["skip"]), ("previous", i, described["previous"])]
+        name = f"layers.{i}"
+        kind, stated, skip, previous, links, named, residual = fields(name, described, LAYER)
+        sources = {"skip": (0, skip), "previous": (i, previous)}
+        for j in links:
+            require(j in map(str, range(1, i + 1)), f"{name}.links has {j!r}, not an earlier layer")
+            sources[f"links.{j}"] = int(j), links[j]
         maps = []
-        for which, j, content in (*sources, *((f"links.{j}", int(j), links[j]) for j in links)):
+        for which, (j, content) in sources.items():
             if content is not None:
-                require(which == "skip" or 0 < j <= i, f"{name}.{which} is not an earlier layer")
+                require(which == "skip" or j > 0, f"{name}.{which} is not an earlier layer")
                 made = self.map(content, f"{name}.{which}", self.shapes[j])
                 if j > 0 and (read := f"network.link_{i + 1}_{j}") in self.arrays:  # W diag(s)
-                    made = made.after(self.map({"Diagonal": {"values": read}}, "", self.shapes[j]))
+                    factors = self.everywhere(read, self.shapes[j])
+                    made = made.after(linear(factors, self.shapes[j], self.shapes[j]))
                 maps.append((j, made))
                 fine = j == 0 or made.nonnegative
                 require(fine, f"{name}.{which} has negative weights, so R need not be convex")
         (shape,) = {each.shape for _, each in maps}  # one, or the file is malformed
         channels, *size = shape
-        h = activation(described["activation"], shares, len(size))
+        h = activation(kind, lambda J: self.tensor(f"network.{name}.shares", (channels, J)))
+        self.spend((h.formulas - 1) * self.batch * math.prod(shape))
         alone = all(j == 0 for j, _ in maps)
         require(alone or h.low >= 0, f"{name}.activation decreases, and reads more than the image")
-        fits = channels == described["channels"] and channels % h.group == 0
+        fits = channels == stated and channels % h.group == 0
         require(fits, f"{name} has {channels} channels, which do not fit")
-        z, residual = (channels // h.group, *size), bool(described["residual"])
+        z, residual = (channels // h.group, *size), flag(f"{name}.residual", residual)
         require(not residual or (i > 0 and self.shapes[-1] == z), f"{name} cannot be residual")
         self.shapes.append(z)
-        named, read = described["bias"], f"network.bias_{i + 1}"
-        bias = self.tensor(f"network.{name}.bias", (channels,)) if named else np.zeros(channels)
         p = self.tensor(f"dual.{i + 1}").reshape(self.batch, *shape)
-        bias = bias.reshape(-1, *[1] * len(size))
-        if read in self.arrays and not named:
-            bias = np.broadcast_to(self.tensor(read), p.shape)
+        bias, read = np.zeros((channels, 1, 1)), f"network.bias_{i + 1}"
+        if flag(f"{name}.bias", named):
+            bias = self.tensor(f"network.{name}.bias", (channels,)).reshape(bias.shape)
+        elif read in self.arrays:
+            bias = self.everywhere(read, shape)
         return h, maps, bias, residual, p
-
-
-def links(described: Any, name: str) -> list[tuple[Any, str]]:
-    """The maps of chains, and of chains in them, in the order of application, with their names."""
-    if "Chain" not in described:
-        return [(described, name)]
-    parts = enumerate(described["Chain"]["maps"])
-    return [link for i, each in parts for link in links(each, f"{name}.maps.{i}")]
-
-
-def torus_bound(kernel: Array, sizes: Sequence[int]) -> float:
-    """A bound on ||k*||^2 on a torus: the largest eigenvalue of (F k)^H (F k) at any frequency."""
-    count, inputs = math.prod(sizes), kernel.shape[1]
-    gram: Any = np.zeros((*sizes, inputs, inputs), dtype=np.complex128)
-    for one in kernel:
-        f = np.fft.fft2(one, s=sizes)
-        gram += np.einsum("cij,dij->ijcd", f.conj(), f)
-    top = max(float(np.linalg.eigvalsh(gram).max()), 0.0) * (1 + 1e-12)
-    # Coefficients err by at most a few log2(N) roundings of the norm of all of them.
-    error = 32 * U * math.log2(count + 1) * math.sqrt(count) * float(np.sqrt((kernel**2).sum()))
-    return (math.sqrt(top) + error + 1e-150) ** 2 * (1 + 1e-12)  # squares may underflow
-
-
-def matrix_bound(proof: Proof, V: Map, rho: Ball) -> float:
-    """A bound on the eigenvalues of M = V^T diag(rho) V: lambda + |E|, lambda I - M = L L^T + E."""
-    image, count = proof.x.shape[1:], math.prod(proof.x.shape[1:])
-    units = np.array_split(np.eye(count).reshape(count, *image), -(-count // 32))
-    columns = [V.pull(rho * V.push(Ball(some))) for some in units]
-    M = np.concatenate([each.value for each in columns]).reshape(count, count)
-    errors = np.concatenate([each.error for each in columns]).reshape(count, count)
-    M = (M + M.T) / 2
-    top = float(np.linalg.eigvalsh(M)[-1])
-    level = top + 1e-9 * abs(top) + TINY
-    A = level * np.eye(count) - M
-    try:
-        L = np.linalg.cholesky(A)
-    except np.linalg.LinAlgError:
-        return math.inf
-    sizes = np.abs(L) @ np.abs(L.T) + np.abs(A) + np.abs(M)
-    rounding = 4 * (count + 4) * U * float(sizes.sum(1).max())
-    wrong = max(float(errors.sum(axis).max()) for axis in (0, 1))
-    residual = float(np.abs(A - L @ L.T).sum(1).max())
-    return (level + residual + rounding + wrong) * (1 + 1e-12)
-
-
-def band_entries(V: Map, shape: Shape, rho: Ball, r: int) -> tuple[Array, float]:
-    """V^T diag(rho) V = M, as (rows, rows, channels, channels, columns, columns), and its error.
-
-    V reaches over r pixels, so that it acts on combs of pixels 2 r + 1 apart as on each of them.
-    """
-    (channels, h, w), s = shape, 2 * r + 1
-    pixels = np.indices((channels, h, w)).reshape(3, -1)
-    comb = np.ravel_multi_index((pixels[0], pixels[1] % s, pixels[2] % s), (channels, s, s))
-    units = (comb == np.arange(channels * s * s)[:, None]).astype(float)
-    seen = V.push(Ball(units.reshape(-1, channels, h, w)))
-    to = np.indices((h, w)).reshape(2, -1, 1)
-    near = np.abs(to - pixels[1:, None]).max(0) <= r
-    M, terms = np.zeros((pixels.shape[1],) * 2), len(to[0]) + len(rho.value)
-    value, error = (
-        part.reshape(len(units), len(rho.value), -1) for part in (seen.value, seen.error)
-    )
-    for c, weight in enumerate(rho.value.ravel()):
-        column = np.where(near, value[comb, c].T, 0.0)
-        M += weight * (column.T @ column)
-    e, sums, squares = error.max((0, 2)), np.abs(value).sum(2).max(0), (value**2).sum(2).max(0)
-    slack = 2 * e * sums + s**2 * e**2 + 4 * (terms + 8) * U * squares + 1e-300  # underflow
-    M = M.reshape(channels, h, w, channels, h, w).transpose(1, 4, 0, 3, 2, 5)
-    return M, float((slack * rho.ends()[1].ravel()).sum()) * (1 + 1e-9)
-
-
-def band_bound(proof: Proof, described: Any, r: int, rho: Ball, level: float) -> float:
-    """A bound on the eigenvalues of M, any image size: level + |E| with level I - M = L L^T + E.
-
-    M couples pixels that are at most 2 r apart, and depends on edges within r: its entries are
-    those of an image of 6 r + 1 pixels a side. L is computed one row of pixels at a time.
-    """
-    channels, *sides = proof.x.shape[1:]
-    most, height, width = 6 * r + 1, max(sides), min(sides)
-    n, small = channels * width, (channels, *(min(side, most) for side in sides))
-    work = height * float(n) ** 3 * max(1, min(2 * r, height)) ** 2
-    require(work <= WORK, "its eigenvalue would take too long to be checked")
-    combs = (2 * r + 1) ** 2 * channels * math.prod(small) * (1 + rho.value.size)
-    proof.spend((2 * r + 1) ** 2 * n**2 + combs + 4 * math.prod(small) ** 2)
-    M, error = band_entries(proof.map(described, "layers.0.skip", small), small, rho, r)
-    error *= channels * (4 * r + 1) ** 2
-    if sides[0] < sides[1]:
-        M = M.transpose(4, 5, 2, 3, 0, 1)
-    place: Any = lambda i, n: i if n <= most or i < 3 * r else max(3 * r, i - (n - most))
-    x = np.array([place(i, width) for i in range(width)])
-    apart = np.arange(width)[:, None] - np.arange(width)
-    other = np.clip(x + apart, 0, M.shape[4] - 1)
-
-    def column(j: int) -> Array:
-        """level I - M in the columns of row j of pixels, from the diagonal on."""
-        below, row = min(2 * r + 1, height - j), place(j, height)
-        parts = M[row : row + below, row][:, :, :, other, x] * (np.abs(apart) <= 2 * r)
-        found: Array = -parts.transpose(0, 1, 3, 2, 4).reshape(-1, n)
-        found[np.diag_indices(n)] += level
-        return found
-
-    here, there = np.float64(0), np.float64(0)
-    columns: dict[int, Array] = {}
-    for j in range(height):
-        columns |= {k: column(k) for k in range(j, min(j + 2 * r + 1, height)) if k not in columns}
-        P, C = np.split(columns.pop(j), [n])
-        try:
-            L = np.linalg.cholesky((P + P.T) / 2)
-        except np.linalg.LinAlgError:
-            return math.inf
-        X = C @ np.linalg.inv(L).T
-        rest = np.abs(C - X @ L.T)
-        here = np.maximum(here, (np.abs(P - L @ L.T).sum(1) + rest.sum(0)).max())  # NaN stays NaN
-        there = np.maximum(there, rest.sum(1).max(initial=0.0))
-        for k in range(j + 1, j + 1 + len(X) // n):
-            mine = X[(k - j - 1) * n :]
-            columns[k][: len(mine)] -= mine @ mine[:n].T
-    # (L L^T)_ii = level - M_ii - E_ii bounds the entries of |L| |L|^T and of the rest of M.
-    residual = here + 2 * r * there
-    entry = level + np.abs(M).max() + residual
-    rounding = (2 * r + 2) * (4 * r + 1) * n * 4 * (n + 4) * U * 4 * entry
-    bound = float(level + (residual + rounding + error) * (1 + 1e-9)) * (1 + 1e-12)
-    return bound if math.isfinite(bound) else math.inf
-
-
-def smallest_curvature(proof: Proof) -> float:
-    """m with diag(w) - weight V^T diag(rho) V >= m I, for the weights w of the data."""
-    described = proof.head["problem"]["network"]["layers"][0]["skip"]
-    image, parts = proof.x.shape[1:], links(described, "layers.0.skip")
-    ((_, V),) = proof.layers[0][1]
-    rho, bound = Ball(proof.rho[:, None, None]) * Ball(proof.weight), 1.0
-    for i, (each, name) in enumerate(parts):
-        padding = (options := each.get("Convolution", {"stride": 0})).get("padding")
-        if options["stride"] != 1 or padding not in ("zero", "circular"):
-            bound = math.inf
-            continue
-        kernel = proof.tensor(f"network.{name}.weight")
-        if padding == "circular" and kernel.shape[-1] > min(image[1:]):
-            bound = math.inf
-        if i == len(parts) - 1:
-            kernel = kernel * np.sqrt(rho.ends()[1])[..., None] * (1 + 4 * U)
-        wider = 2 * (kernel.shape[-1] // 2) if padding == "zero" else 0
-        bound *= torus_bound(kernel, [max(n + wider, kernel.shape[-1]) for n in image[1:]])
-    if (len(parts) > 1 or bound == math.inf) and math.prod(image) <= 1024:
-        bound = min(bound, matrix_bound(proof, V, rho))
-    if "level" in proof.head:
-        kinds = [each.get("Convolution", {}) for each, _ in parts]
-        plain = all(k.get("stride") == 1 and k["padding"] != "circular" for k in kinds)
-        require(plain, "a level needs convolutions of stride 1 that do not wrap around")
-        r = sum(number(k["kernel_size"], 1, 99) // 2 for k in kinds)
-        bound = min(bound, band_bound(proof, described, r, rho, number(proof.head["level"])))
-    sums = V.pull(rho * V.push(Ball(np.zeros((1, *image)), 1.0)))  # rows of |V|^T rho |V|
-    bound = min(bound, float(sums.error.max()) * (1 + 1e-9))
-    least = float(np.min(proof.data[1]))
-    return (least - bound) - 1e-12 * (least + bound)
-
-
-def weak_bound(proof: Proof) -> Ball:
-    """A lower bound on J(u) + kappa/2 |u - x|^2, where R is less by 1/2 sum rho |V u|^2.
-
-    Q(u) = D(u) - 1/2 <u, M u> + <c, u> has a Hessian >= m I, so that its expansion at any z with m
-    in place of the Hessian is a lower bound, minimised pixel by pixel. With a v, D(A u) is replaced
-    by <v, A u> - D*(v).
-    """
-    (c, beta), z, kappa = minorant(proof), Ball(proof.centre), Ball(proof.kappa)
-    if proof.v is None:
-        data = proof.fidelity.value(proof.centre)
-    else:
-        v = proof.fidelity.clip(proof.v)
-        c, data = c + proof.operator.pull(Ball(v)), -proof.fidelity.conjugate(v)
-    ((_, V),) = proof.layers[0][1]
-    y, w = (Ball(part) for part in proof.data)
-    a = V.push(z)
-    q = Ball(proof.rho[:, None, None]) * Ball(proof.weight) * a
-    moved = z + -Ball(proof.x)
-    value = data.total() + -((q * a).total() * Ball(0.5))
-    value = value + (c * z).total() + (moved * moved).total() * kappa * Ball(0.5)
-    r = w * (z + -y) + -V.pull(q) + c + kappa * moved
-    m = smallest_curvature(proof) + proof.kappa
-    m -= 1e-12 * (abs(m) + proof.kappa)
-    low, high = (np.nextafter(end - proof.centre, way) for end, way in
-                 ((proof.lower, -np.inf), (proof.upper, np.inf)))  # fmt: skip
-
-    def infimum(r: Array) -> Ball:
-        if m > 0:  # the minimum without bounds is below the one at an end, if d is rounded
-            d = np.clip(-r / m, low, high)
-            free = (d > low) & (d < high)
-            return formula(
-                np.where(free, -(r * (r / (2 * m))), r * d), np.where(free, 0.0, m * d * d / 2)
-            )
-        left = r * low + m * low**2 / 2 < r * high + m * high**2 / 2
-        d = np.where(left, low, high)
-        return formula(r * d, m * d * d / 2)
-
-    return value + concave(infimum, r).total() + beta
 
 
 def objective(proof: Proof) -> Ball:
     """J(x), for each image."""
-    z, less = [Ball(proof.x)], Ball(np.zeros(proof.batch))
-    if proof.weak:
-        a = proof.layers[0][1][0][1].push(z[0])
-        less = (Ball(proof.rho[:, None, None]) * a * a).total() * Ball(-0.5) * Ball(proof.weight)
+    z = [Ball(proof.x)]
     for h, maps, bias, residual, _ in proof.layers:
         value = h.at(reduce(Ball.__add__, [each.push(z[j]) for j, each in maps]) + Ball(bias))
         z.append(value + z[-1] if residual else value)
     # f is convex: its maximum is at an end of the interval of A x.
     data = -concave(lambda w: -proof.fidelity.value(w), proof.operator.push(z[0]))
-    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight) + less
+    return data.total() + (Ball(proof.output) * z[-1]).total() * Ball(proof.weight)
 
 
 def minorant(proof: Proof) -> tuple[Ball, Ball]:
@@ -874,7 +816,7 @@ def minorant(proof: Proof) -> tuple[Ball, Ball]:
     t[-1] = top = Ball(proof.output) * Ball(proof.weight)
     beta, one, theta = Ball(np.zeros(proof.batch)), Ball(np.ones(proof.batch)), Ball(proof.theta)
     for i, (h, maps, bias, residual, p) in reversed([*enumerate(proof.layers, start=1)]):
-        spread = Ball(*(part.repeat(h.group, axis=1) for part in (t[i].value, t[i].error)))
+        spread = Ball(t[i].value.repeat(h.group, axis=1), t[i].error.repeat(h.group, axis=1))
         s = h.slope(p, spread.value)
         q = Ball(s) * spread
         beta = beta + (q * Ball(bias)).total() + -(h.conjugate(s) * t[i]).total()
@@ -888,9 +830,9 @@ def minorant(proof: Proof) -> tuple[Ball, Ball]:
     return c, theta * beta + (one + -theta) * lowest
 
 
-def lowest(g: Array, low: Array, high: Array) -> Array:
-    """The infimum of g x over low <= x <= high."""
-    return np.where(g == 0, 0.0, g * np.where(g > 0, low, high))
+def lowest(g: Array, low: Array, high: Array) -> Ball:
+    """The infimum of g x over low <= x <= high, or -inf."""
+    return formula(np.where(g == 0, 0.0, g * np.where(g > 0, low, high)), maybe_none=True)
 
 
 def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> Ball:
@@ -904,30 +846,28 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
     def infimum(k: Array) -> Ball:
         # f(w) >= v w - f*(v) for every v; the best is -k, or the slope of f at an end.
         v = f.clip(np.clip(-k, f.slope(left), f.slope(right)))
-        return -f.conjugate(v) + formula(lowest(v + k, left, right))
+        return -f.conjugate(v) + lowest(v + k, left, right)
 
     return concave(infimum, Ball(k, error / (np.abs(d.value) - d.error) * (1 + ROUNDINGS)))
 
 
 def lower_bound(proof: Proof) -> tuple[Ball, Any]:
     """A lower bound on J, and a mask of the images for which it holds near x only."""
-    if proof.weak:
-        return weak_bound(proof), np.zeros(proof.batch, dtype=bool)
     (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
     slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
     g, d = A.pull(Ball(slopes)) + c, A.push(Ball(np.ones_like(x)))
     size = np.abs(d.value)  # sizes of the diagonal, if there is one
-    known = (size > 2 * d.error) & (size > 1e-100) if v is None else np.False_
+    known = (size > 2 * d.error) & (size > 1 / LARGEST) if v is None else np.False_
     safe = choose(known, d, Ball(1.0))
 
     def pixels(low: Array, high: Array) -> Ball:
-        dual = concave(lambda g: formula(lowest(g, low, high)), g)
+        dual = concave(lambda g: lowest(g, low, high), g)
         direct = behind_diagonal(f, c, safe, low, high) if v is None else dual
         return choose(known, direct, dual)
 
     bounds = pixels(np.full_like(x, proof.lower), np.full_like(x, proof.upper))
-    free = ~np.isfinite(bounds.value - bounds.error)
+    free = np.isinf(bounds.value)
     if free.any():
         low, high = np.nextafter(x - proof.radius, -np.inf), np.nextafter(x + proof.radius, np.inf)
         near = pixels(np.maximum(low, proof.lower), np.minimum(high, proof.upper))
@@ -942,19 +882,17 @@ class Verdict(NamedTuple):
     objective: float  # the objective of x is at most this
     lower_bound: float  # no image has a lower objective, in the sense of guarantee
     gap: float  # (objective - lower_bound) / |objective|
-    guarantee: str  # GLOBAL, CRITICAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
+    guarantee: str  # GLOBAL, or WITHIN_RADIUS of x on pixels that nothing else bounds
     radius: float
     made_by: dict[str, str]  # programs with their versions, as the file says
     network_sha256: str  # identifies the regularizer
     premise: str  # a clause of the bound if weights were read off the data, else empty
-    kappa: float = 0.0  # CRITICAL: the bound is on the objective of u plus kappa/2 |u - x|^2
 
     def __str__(self) -> str:
         near = f"within {self.radius:g} of x on pixels that neither data nor box bound"
         none = (
             f"{self.premise}no image {near if self.guarantee == 'WITHIN_RADIUS' else 'in the box'}"
         )
-        none += f", with {self.kappa:g}/2 |u - x|^2 added to its objective," * (self.kappa > 0)
         makers = ", ".join(f"{name} {version}" for name, version in self.made_by.items())
         return (
             f"objective {self.objective!r}; {none} is below {self.lower_bound!r} (gap "
@@ -965,29 +903,33 @@ class Verdict(NamedTuple):
 def verdicts(proof: Proof) -> tuple[Verdict, ...]:
     """The proven numbers, if they confirm the claims."""
     (bound, near), J, found = lower_bound(proof), objective(proof), []
-    for i, claim in zip(range(proof.batch), proof.head["claims"], strict=True):
-        guarantee = "CRITICAL" if proof.kappa else "WITHIN_RADIUS" if near[i] else "GLOBAL"
-        fine = claim["guarantee"] in (guarantee, "CRITICAL" if proof.kappa else "WITHIN_RADIUS")
-        require(fine, f"claims[{i}].guarantee is {claim['guarantee']!r}, but {guarantee} is proved")
-        above, below = (number(claim[name], -1e300, 1e300) for name in ("objective", "lower_bound"))
+    for i, claim in zip(range(proof.batch), proof.claims, strict=True):
+        guarantee, name = "WITHIN_RADIUS" if near[i] else "GLOBAL", f"claims[{i}]"
+        above, below, gap, scope = fields(name, claim, "objective lower_bound gap guarantee")
+        fine = scope in (guarantee, "WITHIN_RADIUS")
+        require(fine, f"{name}.guarantee is {scope!r}, but {guarantee} is proved")
+        above = number(f"{name}.objective", above, -LARGE, LARGE)
+        below = number(f"{name}.lower_bound", below, -LARGE, above)
+        gap = number(f"{name}.gap", gap, 0, LARGE) if gap is not None else math.inf
         least, high, low, most = (float(end[i]) for end in (*J.ends(), *bound.ends()))
-        # About the same gap must be proved. The bound here need not be the best: one that is
-        # better by next to nothing is not a contradiction.
-        allowed, slack = TOLERANCE * abs(high) + (above - below) + 1e-100, 1e-11 * abs(high)
-        require(least <= above, f"claims[{i}].objective is {above!r}, but it is above {least!r}")
-        fine = below <= most + slack
-        require(fine, f"claims[{i}].lower_bound is {below!r}, but it is below {most!r}")
+        # About the same gap must be proved, up to rounding where the objective is 0. The bound
+        # here need not be the best: one that is better by next to nothing is no contradiction.
+        slack, rounding = 1e-11 * abs(high) + NOTHING, float(J.error[i] + bound.error[i])
+        allowed = TOLERANCE * abs(high) + (above - below) + 2 * rounding + NOTHING
+        require(low <= high, f"its bound {low!r} is above its objective {high!r}")
+        require(least <= above, f"{name}.objective is {above!r}, but it is above {least!r}")
+        require(below <= most + slack, f"{name}.lower_bound is {below!r}, but it is below {most!r}")
         fine = high <= above + allowed and below - allowed <= low
-        require(fine, f"claims[{i}] span {[below, above]}, but only {[low, high]} is proved")
-        relative = math.nextafter((high - low) / abs(high), math.inf) if high else math.inf
-        relative = 0.0 if high == low else relative
-        origin = proof.head["made_by"], proof.head["network_sha256"], proof.premise
-        numbers = high, low, relative, guarantee, proof.radius
-        found.append(Verdict(*numbers, *origin, float(proof.kappa)))
+        require(fine, f"{name} span {[below, above]}, but only {[low, high]} is proved")
+        fine = above - below <= (gap + TOLERANCE) * abs(above) + NOTHING
+        require(gap == math.inf or fine, f"{name}.gap is {gap!r}, less than its numbers say")
+        relative = (high - low) / abs(high) * (1 + 4 * U) if high else math.inf
+        relative = 0.0 if high - low <= NOTHING else relative
+        found.append(Verdict(high, low, relative, guarantee, proof.radius, *proof.origin))
     return tuple(found)
 
 
-def verify(path: str | PathLike[str]) -> tuple[Verdict, ...]:
+def verify(path: str | os.PathLike[str]) -> tuple[Verdict, ...]:
     """Check a proof file; returns a verdict for each of its images.
 
     Raises ProofRejected, with the file's name and the reason, if it is damaged or proves less
@@ -1000,8 +942,8 @@ def verify(path: str | PathLike[str]) -> tuple[Verdict, ...]:
         raise
     except Exception as error:  # hostile files must not raise anything else
         malformed = f"it is malformed ({type(error).__name__}: {error})"
-        reason = error if isinstance(error, ProofRejected) else malformed
-        raise ProofRejected(f"{path}: {reason}") from None
+        reason = str(error) if isinstance(error, ProofRejected) else malformed
+        raise ProofRejected(f"{path}: {printable(reason[:300])}") from None
 
 
 def main(paths: Sequence[str]) -> int:
@@ -1009,10 +951,10 @@ def main(paths: Sequence[str]) -> int:
     status = 0
     for path in paths:
         try:
-            print(*(f"{path}: {verdict}" for verdict in verify(path)), sep="\n")
+            print(*(printable(f"{path}: {verdict}") for verdict in verify(path)), sep="\n")
         except (ProofRejected, OSError) as error:
             status = 1
-            print(f"rejected: {error}", file=sys.stderr)
+            print(printable(f"rejected: {error}"), file=sys.stderr)
     return status
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ from convexlift.parts import ProblemPart
 from convexlift.problems.claims import Claim, Guarantee
 from convexlift.problems.network_duals import dual_names
 from convexlift.problems.variational import VariationalProblem
-from convexlift.problems.weakly_convex import WeakClaim
 from convexlift.tensors import foreign_parts, is_own
 
 FORMAT = 1
@@ -86,8 +84,6 @@ class Proof:
             arrays[f"dual.{i}"] = _array(claim.duals[dual_names(i, count)[0]])
         if claim.data_dual is not None:
             arrays["dual.data"] = _array(claim.data_dual)
-        if isinstance(claim, WeakClaim):
-            arrays["centre"] = _array(claim.centre)
         for name, tensor in problem.regularizer.state_dict().items():
             arrays[f"network.{name}"] = _array(tensor)
         sheet: dict[str, Any] = {
@@ -112,10 +108,6 @@ class Proof:
             ],
             "radius": claim.radius,
         }
-        if isinstance(claim, WeakClaim):
-            sheet["kappa"] = claim.kappa
-            if math.isfinite(claim.level):
-                sheet["level"] = claim.level
         return arrays, sheet
 
 

@@ -24,11 +24,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexlift.double_precision import has_double
 from convexlift.functionals.data_terms import SquaredL2
 from convexlift.functionals.terms import Box
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.parts import require_positive
+from convexlift.precision import has_double
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.solution import Solution, Status, StopWhen
 from convexlift.solvers.solve import solve

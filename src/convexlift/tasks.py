@@ -21,12 +21,12 @@ from convexlift.functionals.data_terms import L1, KullbackLeibler, SquaredL2
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.images import gaussian_noise, poisson_counts, random_mask, salt_and_pepper
-from convexlift.inpaint_guess import fill_from_neighbours
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.imaging import Diagonal, Mask
 from convexlift.operators.linear import Identity, LinearOperator
 from convexlift.operators.tomography.beams import PAPER_BACKGROUND, paper_scanner
 from convexlift.operators.tomography.filtered_backprojection import FILTERS, Filter, fbp
+from convexlift.problems.guesses import fill_from_neighbours
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Scalar, Shape, TensorRecord
 

@@ -6,7 +6,8 @@ The first dimension of every tensor in the library counts the images of a batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+import math
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import fields, replace
 from functools import cache, cached_property
 from typing import Any, Self, TypeVar
@@ -18,11 +19,16 @@ from convexlift.decisions import decided
 
 CHUNK = 2**18
 """Numbers of a difference computed at a time."""
+LARGEST_NUMBER = 1e40
+"""Problems hold no larger ones: a product of six of them is still finite in double precision, and
+what underflows stays far below ``claims.UNDERFLOW`` when it is multiplied with them."""
 Batch = TypeVar("Batch")
 Shape = tuple[int, ...]
 """The shape of one image or one layer, without the batch dimension."""
 Scalar = float | Tensor
 """A number, or a tensor of one number that requires gradients."""
+Requirement = tuple[Scalar, str]
+"""Numbers that must not be negative, and the error if one is: {:g} is its value, {} its index."""
 
 
 def expand_per_image(values: Tensor, like: Tensor) -> Tensor:
@@ -81,6 +87,61 @@ def first_non_finite(values: Tensor) -> tuple[int, ...] | None:
     return tuple(int(i) for i in bad.nonzero()[0])
 
 
+def require_numbers(
+    named: Iterable[tuple[str, Scalar]],
+    requirements: Iterable[Requirement],
+    largest: float = LARGEST_NUMBER,
+) -> None:
+    """Raise ValueError for numbers that are NaN, too large, or against a requirement, by name.
+
+    Infinite numbers that are no tensors are allowed: they are ends of intervals. A GPU is asked
+    once, whether everything is fine.
+    """
+    named, requirements = list(named), list(requirements)
+    tensors = [values.detach() for _, values in named if isinstance(values, Tensor)]
+    floats = [values for _, values in named if not isinstance(values, Tensor)]
+    numbers: list[Scalar] = [largest - abs(each) for each in floats if math.isfinite(each)]
+    numbers += [largest - _total_size(tensors), *(_least(values) for values, _ in requirements)]
+    if not decided(_any_below_zero(numbers)):
+        return
+    for name, values in named:
+        if isinstance(values, Tensor) and (place := first_non_finite(values)) is not None:
+            raise ValueError(f"{name} is not finite at {place}; it needs finite numbers")
+        flat = torch.as_tensor(values).detach().flatten()
+        too_large = flat[(flat.abs() > largest) & flat.isfinite()]
+        if too_large.numel():
+            raise ValueError(
+                f"{name} holds {float(too_large[0]):g}; rescale the problem so that no number "
+                f"exceeds {largest:g}"
+            )
+    for values, fault in requirements:
+        each = torch.as_tensor(values).detach()
+        if (wrong := ~(each >= 0)).any():  # also for NaN
+            place = tuple(int(i) for i in wrong.nonzero()[0])
+            raise ValueError(fault.format(float(each[place]), f" at index {place}" * bool(place)))
+
+
+def _least(values: Tensor | float) -> Tensor | float:
+    return values.detach().amin() if isinstance(values, Tensor) else values
+
+
+def _total_size(tensors: list[Tensor]) -> Tensor | float:
+    """The sum of all sizes, infinite unless all are finite, or if they are of several kinds."""
+    tensors = [each for each in tensors if each.numel()]
+    if len({(each.device, each.dtype) for each in tensors}) > 1:
+        return math.inf
+    return torch.stack(torch._foreach_norm(tensors, 1)).sum() if tensors else 0.0
+
+
+def _any_below_zero(numbers: list[Tensor | float]) -> Tensor:
+    """Whether a number is negative or NaN, or they are on several devices; without waiting."""
+    there = [number for number in numbers if isinstance(number, Tensor)]
+    here = [number for number in numbers if not isinstance(number, Tensor)]
+    if not all(number >= 0 for number in here) or len({each.device for each in there}) > 1:
+        return torch.tensor(True)
+    return ~(torch.stack(there) >= 0).all() if there else torch.tensor(False)
+
+
 def plain_number(value: Any, name: str) -> float:
     """float(value); ValueError for a tensor that requires gradients, which it would lose."""
     if isinstance(value, Tensor) and value.requires_grad:
@@ -109,6 +170,33 @@ def foreign_parts(value: Any) -> Iterator[object]:
             yield value
         elif isinstance(value, TensorRecord) or hasattr(value, "__dataclass_fields__"):
             yield from foreign_parts(list(vars(value).values()))
+
+
+def named_weights(module: nn.Module, *, buffers: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Weights as forward passes read them: through their parametrizations, if there are any."""
+    for prefix, part in module.named_modules():
+        if "parametrizations" not in prefix.split("."):
+            own = [*part.named_parameters(recurse=False)]
+            own += part.named_buffers(recurse=False) if buffers else []
+            own += [(name, getattr(part, name)) for name in getattr(part, "parametrizations", ())]
+            yield from ((f"{prefix}.{name}" if prefix else name, weight) for name, weight in own)
+
+
+def named_numbers(value: Any, name: str) -> Iterator[tuple[str, Scalar]]:
+    """The floating-point numbers in a record, its parts and its attributes."""
+    if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
+        yield name, value
+    elif isinstance(value, nn.Module):
+        yield from ((f"{name}.{key}", part) for key, part in named_weights(value))
+        for key, part in value.named_modules():  # numbers in an activation
+            yield from named_numbers(getattr(part, "activation", None), f"{name}.{key}.activation")
+    elif isinstance(value, tuple | dict):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from named_numbers(part, f"{name}[{key}]")
+    elif isinstance(value, TensorRecord) or hasattr(value, "__dataclass_fields__"):
+        for key, part in vars(value).items():
+            if isinstance(part, Tensor) or not key.startswith("_"):
+                yield from named_numbers(part, f"{name}.{key}")
 
 
 class TensorRecord:
@@ -397,3 +485,15 @@ def join_images(records: Sequence[Batch], **others: Any) -> Batch:
     names = [each.name for each in fields(first) if each.name not in others]  # type: ignore[arg-type]
     whole = {name: joined([getattr(record, name) for record in records]) for name in names}
     return replace(first, **whole, **others)  # type: ignore[type-var]
+
+
+def require_eager(tensors: Iterable[Tensor]) -> None:
+    """Raise TypeError inside ``torch.func`` transforms and forward-mode differentiation."""
+    for tensor in tensors:
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        if wrapped or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise TypeError(
+                "problems cannot be stated inside torch.func.vmap, grad or jvp: the first "
+                "dimension of the data already counts independent problems, and gradients come "
+                "from cl.solve(problem, differentiable=True) and backward()"
+            )

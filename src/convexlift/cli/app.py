@@ -27,19 +27,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "benchmark": "Compare methods: iterations and seconds to each accuracy.",
     "demo": "Solve three tasks on a built-in picture; half a minute on one core.",
     "doctor": "Examine the installation, and test it by a small problem with a verified proof.",
     "models": "List the shipped regularizers, or show the card of one; import published ones.",
     "reconstruct": "Reconstruct your own files, with a proof beside each result.",
-    "reproduce": "Repeat experiments of the paper, its numbers beside ours.",
     "serve": "Serve the web page: reconstruct pictures in a browser.",
     "train": "Train a regularizer on your own images.",
     "verify": "Check proof files, written by reconstruct --proof or solution.proof.save.",
 }
 """Names and summaries. The module ``cli.NAME`` registers the command with ``app``."""
-MODULES = {"benchmark": "experiments", "reproduce": "experiments"}
-"""Modules whose name differs from the command's."""
 
 
 class Commands(Group):
@@ -57,7 +53,7 @@ class Commands(Group):
 
 def load(name: str) -> Any:
     """Import a command."""
-    importlib.import_module(f"convexlift.cli.{MODULES.get(name, name)}")
+    importlib.import_module(f"convexlift.cli.{name}")
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     return group.commands[name]
@@ -78,9 +74,9 @@ app = typer.Typer(
 )
 
 
-def register(examples: str, name: str | None = None, **more: Any) -> Callable[[F], F]:
+def register(examples: str) -> Callable[[F], F]:
     """Decorates a function that becomes a command, with examples for its help text."""
-    return app.command(name, cls=Command, epilog=epilog(examples), **more)
+    return app.command(cls=Command, epilog=epilog(examples))
 
 
 def group_of_commands(name: str, text: str, examples: str, cls: type[Group] = Group) -> typer.Typer:

@@ -32,12 +32,8 @@ EXTRAS = {
     "train": ("tensorboard",),
     "web": ("gradio",),
     "dask": ("distributed", "pyarrow"),
-    "zarr": ("zarr",),
     "hub": ("huggingface_hub",),
     "deepinv": ("deepinv",),
-    "pyproximal": ("pyproximal",),
-    "scico": ("scico",),
-    "odl": ("odl",),
 }
 """The modules of each extra for users, without those of the extras before it."""
 NAMES = {"PIL": "pillow"}

@@ -15,7 +15,6 @@ from convexlift.reconstruction.contents import PICTURES
 from convexlift.reconstruction.proposals import Proposal, plan, propose
 from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.sources import SINOGRAMS, Source, find_sources
-from convexlift.reconstruction.volumes import is_volume
 
 SHOWN = 3
 """The most files of a folder that are examined."""
@@ -54,7 +53,6 @@ VERBS = {
     "denoise": "remove the noise",
     "inpaint": "fill in missing pixels",
     "ct": "compute slices",
-    "mri": "compute images",
 }
 
 
@@ -75,7 +73,6 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
     for source in sources[:SHOWN]:
         try:
             lines = plan(reconstructor, source)
-            records = f"{source.records.name}/" if is_volume([source]) else source.record.name
         except Exception as error:  # decoders raise nearly every type
             plain = isinstance(error, ValueError | OSError | ImportError)
             reason = str(error).removeprefix(f"{source.path} ") if plain else reason_of(error)
@@ -87,7 +84,7 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
         yield f"{source.path}: {lines[0]}"
         for line in lines[1:]:
             yield f"  {line}"
-        yield f"  -> {source.target}{taken}, with {records}{beside}"
+        yield f"  -> {source.target}{taken}, with {source.record.name}{beside}"
     if len(sources) > SHOWN:
         yield f"and {len(sources) - SHOWN} more files"
     yield from _settings(reconstructor)
@@ -99,7 +96,6 @@ def describe_run(reconstructor: Reconstructor, sources: list[Source], proof: boo
 RULES = {
     "card": "from the model card",
     "auto": "chosen by predicting held-out data, which takes several solves",
-    "discrepancy": "chosen so that the residual is as large as the noise",
 }
 
 

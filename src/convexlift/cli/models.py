@@ -43,9 +43,8 @@ def models(
             autocompletion=lambda: list(names()),
         ),
     ] = None,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="With import: state dicts of their authors; several are added up."),
+    file: Annotated[
+        Path | None, typer.Argument(help="With import: a state dict of its authors.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="With import: the model to write.")
@@ -56,12 +55,10 @@ def models(
     ] = None,
     noise: Annotated[
         float | None,
-        typer.Option("--noise", help="With import: the noise of goujon-wcrr, images in [0, 1]."),
+        typer.Option(
+            "--noise", help="With import: the noise of goujon-crr-2024, images in [0, 1]."
+        ),
     ] = None,
-    merge: Annotated[
-        bool,
-        typer.Option("--merge", help="With import: one convolution in place of a chain of them."),
-    ] = False,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
@@ -78,10 +75,10 @@ def models(
     with one_sentence_errors(debug):
         check_json_file(json_file)
         if name == IMPORT:
-            name = str(_imported(files or [], output, format, noise, merge))
-        elif files or merge or (output, format, noise) != (None, None, None):
+            name = str(_imported(file, output, format, noise))
+        elif (file, output, format, noise) != (None, None, None, None):
             raise UserError(
-                "FILES, --output, --format, --noise and --merge belong to an import. Write "
+                "FILE, --output, --format and --noise belong to an import. Write "
                 "convexlift models import FILE -o OUT."
             )
         if name is None:  # an error in a shipped file is not the user's mistake
@@ -117,16 +114,16 @@ def models(
 
 
 def _imported(
-    files: list[Path], output: Path | None, format: str | None, noise: float | None, merge: bool
+    file: Path | None, output: Path | None, format: str | None, noise: float | None
 ) -> Path:
     """Convert and save; returns the file of weights."""
-    if not files or output is None:
-        raise UserError("Name the files to convert and the model to write: import FILE -o OUT.")
+    if file is None or output is None:
+        raise UserError("Name the file to convert and the model to write: import FILE -o OUT.")
     from convexlift.models.interop import load
     from convexlift.models.store import save
 
     with explained():
-        network = load(files if len(files) > 1 else files[0], format, noise=noise, merge=merge)
+        network = load(file, format, noise=noise)
         output.parent.mkdir(parents=True, exist_ok=True)
         return save(network, output, network.card)
 

@@ -1,4 +1,4 @@
-"""``convexlift reconstruct denoise|inpaint|ct|mri``, with the library's options and defaults.
+"""``convexlift reconstruct denoise|inpaint|ct``, with the library's options and defaults.
 
 Nothing here imports torch, so that help texts appear at once.
 """
@@ -43,9 +43,6 @@ convexlift reconstruct inpaint cells.tif -o filled.tif --weight auto""",
 convexlift reconstruct ct scan.h5 -o slice.dcm
 convexlift reconstruct ct scan.npy -o slice.tif --beam parallel --quantity counts --flat flat.npy
 convexlift reconstruct ct slice.dcm -o again.tif --simulate""",
-    "mri": """\
-convexlift reconstruct mri kspace.h5 -o magnitudes.tif
-convexlift reconstruct mri kspace.h5 -o slice.png --slices 10:11 --weight auto""",
 }
 ABOUT = """\
 Reconstruct your own files, with a proof beside each result.
@@ -56,25 +53,18 @@ FILES: dict[str, tuple[Any, Any]] = {
     "inputs": (Parameter.empty, Annotated[list[str], typer.Argument(
         help="Files, folders, or globs in quotes.", show_default=False)]),
     "output": (Parameter.empty, Annotated[Path, typer.Option(
-        "--output", "-o", help="A file for one input file or for one volume, else a folder.",
+        "--output", "-o", help="A file for one input file, else a folder.",
         show_default=False)]),
 }  # fmt: skip
 RUN: dict[str, tuple[Any, Any]] = {
     "proof": (False, Annotated[bool, typer.Option(
         "--proof", help="Also write NAME.proof, for convexlift verify.")]),
-    "sheet": (True, Annotated[bool, typer.Option(
-        "--sheet/--no-sheet",
-        help="For several files, also write contact-sheet.html: before, after and numbers.")]),
     "dry_run": (False, Annotated[bool, typer.Option(
         "--dry-run", help="Say what would be done, and write nothing.")]),
     "force": (False, Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")]),
     "resume": (False, Annotated[bool, typer.Option(
         "--resume",
-        help="After a killed run: keep its finished results, and do only the missing ones.")]),
-    "volume": (False, Annotated[bool, typer.Option(
-        "--volume",
-        help="The files of a folder are slices of one volume: one noise level and weight for "
-        "all.")]),
+        help="After a killed run: keep its finished results, and do only the others.")]),
     "scheduler": (None, Annotated[str | None, typer.Option(
         "--scheduler",
         help="Reconstruct on the workers of this Dask scheduler, tcp://HOST:8786, or on local[N]: "

@@ -28,27 +28,26 @@ from convexlift.cli.app import (
     one_sentence_errors,
     write_json,
 )
-from convexlift.cli.contact_sheet import ContactSheet, duration
 from convexlift.cli.look import describe_run
 from convexlift.cli.record_words import (
     EACH_RECORD,
     STATISTICS,
+    duration,
     line,
     share,
     summary_rows,
     verdict,
 )
 from convexlift.cli.terminal import Screen, discard, progress, table
-from convexlift.cluster import connected
 from convexlift.models.files import ModelCard
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.claims import percent
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
 from convexlift.reconstruction.calls import RECONSTRUCTORS, find_inputs, require_targets
-from convexlift.reconstruction.distribution import distribute_files
-from convexlift.reconstruction.results import Previews, write_table
+from convexlift.reconstruction.distribution import connected, distribute_files
+from convexlift.reconstruction.reconstructor import version
+from convexlift.reconstruction.results import write_table
 from convexlift.reconstruction.sources import Source
-from convexlift.reconstruction.volumes import divide, is_volume, require_slices, shared
 from convexlift.scans.volumes import WINDOWS, Window
 from convexlift.solvers.solution import Progress as Check
 
@@ -91,7 +90,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 def run_job(
     task: str, options: dict[str, Any], *, inputs: list[str], output: Path, proof: bool,
-    sheet: bool, dry_run: bool, force: bool, resume: bool, volume: bool, scheduler: str | None,
+    dry_run: bool, force: bool, resume: bool, scheduler: str | None,
     table: Path | None, json_file: str | None, debug: bool,
 ) -> None:  # fmt: skip
     """Check everything that can be checked, then process the files."""
@@ -108,24 +107,15 @@ def run_job(
             reconstructor = RECONSTRUCTORS[task](**options | on_workers)
             sources = find_inputs(reconstructor, inputs, output)
             if dry_run:
-                if volume and not is_volume(sources):
-                    require_slices(reconstructor, inputs)
                 for text in describe_run(reconstructor, sources, proof):
                     typer.echo(text)
                 return
             require_targets(
-                reconstructor, sources, force=force, resume=resume, proof=proof,
+                reconstructor, sources, replace=force or resume, proof=proof,
                 summary=None if json_file in (None, "-") else Path(str(json_file)),
                 tables=[] if table is None else [table],
             )  # fmt: skip
-            # Before a store is created, or replaced by --force.
             client = None if scheduler is None else connection.enter_context(connected(scheduler))
-            if is_volume(sources):
-                reconstructor, sources = divide(
-                    reconstructor, sources[0], force=force, resume=resume
-                )
-            elif volume:
-                reconstructor, sources = shared(reconstructor, sources, inputs)
             settings = reconstructor.settings()
             reconstructor.network  # noqa: B018 - reads the file
         command = f"convexlift {shlex.join(sys.argv[1:])}"
@@ -136,12 +126,9 @@ def run_job(
             ) as update,
             warnings.catch_warnings(),
         ):  # fmt: skip
-            page = (
-                ContactSheet(output) if sheet and len(sources) > 1 and not sources[0].slab else None
-            )
             network = reconstructor.network
             narrator = Narrator(
-                screen, update, debug, len(sources), options["tolerance"], network, page,
+                screen, update, debug, len(sources), options["tolerance"], network,
                 records=_place_of_records(sources),
             )  # fmt: skip
             narrator.announce(network.card)
@@ -158,12 +145,11 @@ def run_job(
             except KeyboardInterrupt:
                 raise Interrupted("Interrupted twice; only finished files are kept.") from None
             narrator.summarise(result)
-            if page is not None:
-                narrator.add(page.write(result, command))
             if table is not None:
                 with explained():
                     write_table(table, result.rows())
-        unwritten = _write_json(json_file, as_json(result, settings | {"command": command}))
+        content = {"version": version(), "command": command, "settings": settings}
+        unwritten = _write_json(json_file, content | as_json(result))
         _finish(result, len(sources), unwritten or narrator.unsaid)
 
 
@@ -201,8 +187,6 @@ def _finish(result: BatchResult, files: int, unwritten: str) -> None:
 
 def _place_of_records(sources: Sequence[Source]) -> str:
     """The place of the objectives and bounds of all results."""
-    if sources[0].slab is not None:
-        return str(sources[0].records)
     return str(sources[0].record) if len(sources) == 1 else EACH_RECORD
 
 
@@ -216,14 +200,12 @@ class Narrator(BatchListener):
         total: number of files.
         tolerance: the gap at which solves stop.
         network: the regularizer.
-        page: the contact sheet, if there is one.
         records: where objectives and bounds are written.
     """
 
     def __init__(
         self, screen: Console, update: Callable[..., None], debug: bool, total: int,
-        tolerance: float, network: InputConvexNetwork | None = None,
-        page: ContactSheet | None = None, records: str = EACH_RECORD,
+        tolerance: float, network: InputConvexNetwork | None = None, records: str = EACH_RECORD,
     ) -> None:  # fmt: skip
         self.records = records
         self.screen, self.update = screen, update
@@ -231,8 +213,7 @@ class Narrator(BatchListener):
         self.debug, self.total, self.tolerance = debug, total, tolerance
         self.premise = "" if network is None else network.premise
         self.adaptive = "output" in getattr(network, "reads", ())
-        self.wants_previews = page is not None
-        self.page, self.said, self.started = page, set[str](), time.monotonic()
+        self.said, self.started = set[str](), time.monotonic()
         self.done = self.solved = self.kept_files = 0
 
     def announce(self, card: ModelCard | None) -> None:
@@ -240,10 +221,6 @@ class Narrator(BatchListener):
         unstated = card is None or not card.license or card.license.startswith("unknown")
         if card is not None and not unstated and not card.commercial:  # a user's own may state none
             self._print(f"{card.name}: licence {card.license}. See convexlift models {card.name}.")
-
-    def add(self, text: str) -> None:
-        """Print a line at the end."""
-        self._print(text)
 
     def kept(self, source: Source) -> None:
         """Count a kept file."""
@@ -269,7 +246,7 @@ class Narrator(BatchListener):
         text = f"{name}{more}: {so_far}, iteration {now.iteration}"
         self._show(text, share(gap, self.tolerance) * len(sources))
 
-    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
+    def finished(self, source: Source, record: dict[str, Any]) -> None:
         """Print one line about the file."""
         self.done += 1
         self.solved += 1
@@ -277,8 +254,6 @@ class Narrator(BatchListener):
         self._print(line(record, self.adaptive))
         for note in record.get("notes", ()):
             self._note(note)
-        if self.page is not None and previews is not None:
-            self.page.add(source, previews)
 
     def failed(self, source: Source, error: Exception) -> None:
         """Print one sentence, or the traceback."""
@@ -302,10 +277,7 @@ class Narrator(BatchListener):
         """Print the proven statement, the number of finished files, and the failures."""
         done = result.earlier + result.records
         if done:
-            proved = verdict(done, self.premise, self.records)
-            self._print(proved)
-            if self.page is not None:
-                self.page.proved = proved
+            self._print(verdict(done, self.premise, self.records))
         if self.total == 1 and not result.failures and not result.earlier:
             return
         before = f" ({len(result.earlier)} by an earlier run)" if result.earlier else ""
@@ -343,11 +315,9 @@ class Narrator(BatchListener):
             discard(self.screen.file)
 
 
-def as_json(result: BatchResult, settings: dict[str, Any]) -> dict[str, Any]:
-    """The whole run, for other programs."""
+def as_json(result: BatchResult) -> dict[str, Any]:
+    """The results of a run, for other programs."""
     return {
-        "version": settings["version"],
-        "settings": settings,
         "interrupted": result.interrupted,
         "files": result.earlier + result.records,
         "by_an_earlier_run": len(result.earlier),

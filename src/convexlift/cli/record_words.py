@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from convexlift.cli.contact_sheet import value_of
 from convexlift.problems.claims import Guarantee, in_words, percent, worst_in_words
 from convexlift.reconstruction.noise import Noise
 
@@ -29,6 +28,22 @@ def summary_rows(records: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
             three = (numbers[0], median(numbers), numbers[-1])
             rows.append((label, *(percent(v) if form == "%" else format(v, form) for v in three)))
     return rows
+
+
+def value_of(record: dict[str, Any], key: str) -> float | None:
+    """A number of a record; noise and weight are records of their own."""
+    value = record.get(key)
+    if isinstance(value, dict):
+        value = value.get("level" if key == "noise" else "value")
+    return None if value is None else float(value)
+
+
+def duration(seconds: float) -> str:
+    """A rough time: "12 s", "3 min", "1 h 20 min"."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def verdict(records: Sequence[dict[str, Any]], premise: str, where: str = EACH_RECORD) -> str:
@@ -60,17 +75,11 @@ def line(record: dict[str, Any], adaptive: bool = False) -> str:
     if record.get("psnr") is not None:
         before = record.get("psnr_before")
         from_ = "" if before is None else f"{before:.2f} -> "
-        parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB{_compared(record)}")
+        against = ""
+        if record.get("simulated"):
+            against = " against the given slice, which may have noise of its own"
+        parts.append(f"; PSNR {from_}{record['psnr']:.2f} dB{against}")
     return " ".join(parts).replace(" ;", ";")
-
-
-def _compared(record: dict[str, Any]) -> str:
-    """The picture that PSNR refers to, if it may have noise of its own."""
-    if record.get("data") == "k-space":
-        given = "all of k-space" if record.get("simulated") else "the images in the file"
-    else:
-        given = "the given slice" if record.get("simulated") else ""
-    return f" against {given}, which may have noise of its own" if given else ""
 
 
 def _rule(record: dict[str, Any], adaptive: bool) -> str:

@@ -32,7 +32,6 @@ from convexlift.cli.terminal import progress
 from convexlift.cli.training_options import Differentiation, TrainingTask, TrainOptions
 from convexlift.cli.training_recipe import changed_recipe, damaged_folder, is_adaptive
 from convexlift.cli.training_summary import as_json, longer_command, show
-from convexlift.files.formats import require_limit
 from convexlift.models.files import TRAINED, pair
 from convexlift.models.recipe_words import recipe_words
 from convexlift.models.store import load, save
@@ -55,7 +54,7 @@ from convexlift.training.validation import Score
 
 OPTIONS = "options.json"
 """The file of options in the folder of a training, which ``--resume DIR`` reads."""
-FREE = ("folders", "resume", "device", "json_file", "debug", "max_megapixels")
+FREE = ("folders", "resume", "device", "json_file", "debug")
 """Options that may be given with ``--resume``."""
 
 
@@ -181,16 +180,15 @@ READ: dict[str, Callable[[Any], Any]] = {
 def _run(recipe: AnyRecipe, job: TrainOptions) -> None:
     if not job.folders:
         raise UserError("Name a folder with clean pictures, or a training to --resume.")
-    require_limit("--max-megapixels", job.max_megapixels)
     device = choose_device(job.device)
     check_json_file(job.json_file)
     _check_output(job)
     colour = recipe.network.in_channels == 3
-    images = ImageSet.from_folders(job.folders, max_megapixels=job.max_megapixels, colour=colour)
+    images = ImageSet.from_folders(job.folders, colour=colour)
     recipe = _holding_out(recipe, job, len(images))
     damaged = None
     if (folder := damaged_folder(job)) is not None:
-        damaged = ImageSet.from_folder(folder, max_megapixels=job.max_megapixels, colour=colour)
+        damaged = ImageSet.from_folder(folder, colour=colour)
     network = None if job.start is None else _load_start(job.start, recipe)
     if network is not None and is_adaptive(job) and not network.reads_data:
         raise UserError(f"{job.start} does not read the data. Leave out --start or --adaptive.")

@@ -123,12 +123,6 @@ class TrainOptions:
             help="Continue the training in this folder, with its options: give no others.",
         ),
     ] = None
-    max_megapixels: Annotated[
-        float | None,
-        Option(
-            help="Largest picture to read, in megapixels; by default 500, less for short files."
-        ),
-    ] = None
     device: Annotated[Device, Option(help="Where to compute.")] = Device.auto
     json_file: JsonFile = None
     debug: Debug = False

@@ -4,4 +4,3 @@
 from convexlift.files import npy as npy
 from convexlift.files import png_jpeg as png_jpeg
 from convexlift.files import tiff as tiff
-from convexlift.files import zarr_volumes as zarr_volumes

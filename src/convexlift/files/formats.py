@@ -1,7 +1,7 @@
 """File formats that register themselves, and protection from damaged and hostile files.
 
 A header of a few bytes can declare terabytes. Declared sizes are checked before memory is allocated
-for them, against a number of megapixels and against the most that a file of that length can hold.
+for them, against ``MOST`` and against the most that a file of that length can hold.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import importlib
 import io
 import math
 import os
-import stat
 import struct
 import zlib
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-MEGAPIXELS = 500.0
-"""Default limit in millions of numbers, over all pages and channels."""
-SMALL = 16.0
-"""Megapixels that any file may declare: constant images compress without bound."""
+MOST = 2**31
+"""Numbers that are read from one file, over all pages and channels."""
+SMALL = 2**24
+"""Numbers that any file may declare: constant images compress without bound."""
 EXPANSION = 1100.0
 """Largest expansion of a compressed byte; deflate reaches at most 1032."""
 
@@ -112,17 +113,27 @@ class BoundedReader(io.BufferedReader):
         return super().read(left if size is None or size < 0 else min(size, left))
 
 
-def allowed_megapixels(length: int, itemsize: float, expansion: float = EXPANSION) -> float:
-    """The default limit for a file of ``length`` bytes whose numbers take ``itemsize`` bytes."""
-    return min(MEGAPIXELS, max(SMALL, expansion * length / itemsize / 1e6))
+_most: ContextVar[int] = ContextVar("most", default=MOST)
+
+
+@contextmanager
+def at_most(numbers: int) -> Iterator[None]:
+    """Read no file inside that declares more numbers, for servers; ``MOST`` by default."""
+    token = _most.set(numbers)
+    try:
+        yield
+    finally:
+        _most.reset(token)
+
+
+def allowed_numbers(path: Path, itemsize: float, expansion: float = EXPANSION) -> int:
+    """The most numbers of ``itemsize`` bytes that are read from a file of this length."""
+    held = int(expansion * path.stat().st_size / itemsize)
+    return min(_most.get(), max(SMALL, held))
 
 
 def require_plausible(
-    path: Path,
-    shape: Sequence[int],
-    itemsize: float,
-    max_megapixels: float | None,
-    expansion: float = EXPANSION,
+    path: Path, shape: Sequence[int], itemsize: float, expansion: float = EXPANSION
 ) -> None:
     """Raise ValueError, without the name of the file, if the file declares too large a size.
 
@@ -130,44 +141,17 @@ def require_plausible(
         path: the file.
         shape: the size its header declares, over all pages and channels.
         itemsize: bytes of one number.
-        max_megapixels: replaces both limits, or None.
         expansion: largest number of bytes that a stored byte can become; 1 without compression.
     """
     if not all(isinstance(n, int) and n > 0 for n in shape):
         raise ValueError(f"its header declares the size {tuple(shape)}; copy or export it again")
-    declared = math.prod(shape) / 1e6
-    length = path.stat().st_size
-    limit = max_megapixels
-    if limit is None:
-        limit = allowed_megapixels(length, itemsize, expansion)
+    declared, limit = math.prod(shape), allowed_numbers(path, itemsize, expansion)
     if declared > limit:
         raise ValueError(
-            f"its header declares {declared:.4g} megapixels, but the limit for its "
-            f"{length} bytes is {limit:.4g}; if that is correct, allow it with "
-            f"--max-megapixels {math.ceil(declared)} (max_megapixels= in Python)"
+            f"its header declares {declared / 1e6:.4g} megapixels, but the limit for its "
+            f"{path.stat().st_size} bytes is {limit / 1e6:.4g}; if the size is correct, save it in "
+            "parts, or without compression"
         )
-
-
-def require_limit(name: str, value: float | None) -> None:
-    """Raise ValueError unless a limit is a positive number or None."""
-    if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number > 0, got {value:g}")
-
-
-def state_of(folder: Path, *, deep: bool = False) -> tuple[tuple[str, int, int], ...]:
-    """Name, length and modification time in ns of the files in a folder; if deep, recursively.
-
-    The time of the folder itself does not change when one of its files is written again.
-    """
-    found = []
-    for place in folder.rglob("*") if deep else folder.iterdir():
-        try:
-            about = place.stat()
-        except OSError:  # removed just now, or a broken link: reading it explains that
-            continue
-        if not stat.S_ISDIR(about.st_mode):
-            found.append((str(place.relative_to(folder)), about.st_size, about.st_mtime_ns))
-    return tuple(sorted(found))
 
 
 def reason_of(error: BaseException) -> str:

@@ -21,9 +21,9 @@ class Npy(PictureFormat):
     marks = (b"\x93NUMPY",)
     holds_nan = True
 
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+    def read(self, path: Path) -> Picture:
         """The array as planes."""
-        array = read_npy(path, max_megapixels)
+        array = read_npy(path)
         if array.ndim < 2 or array.size == 0:
             raise ValueError(f"it has the shape {array.shape}; write (H, W), or (..., H, W)")
         array = array.astype(array.dtype.newbyteorder("="))
@@ -37,14 +37,14 @@ class Npy(PictureFormat):
         with path.open("wb") as file:
             np.save(file, picture.as_array(), allow_pickle=False)
 
-    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
+    def read_pages(self, path: Path, pages: slice) -> Picture:
         """Some of the planes of (..., H, W)."""
         stored = self._mapped(path)[pages]
-        require_plausible(path, stored.shape, stored.itemsize, max_megapixels)
+        require_plausible(path, stored.shape, stored.itemsize)
         stored = stored.astype(stored.dtype.newbyteorder("="))
         return Picture(stored, layout=stored.shape)
 
-    def pages(self, path: Path, max_megapixels: float | None) -> int:
+    def pages(self, path: Path) -> int:
         """The number of planes, from the header."""
         return len(self._mapped(path))
 
@@ -52,12 +52,12 @@ class Npy(PictureFormat):
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return array.reshape(-1, *array.shape[-2:])
 
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+    def read_plane(self, path: Path) -> NDArray[Any]:
         """The array itself, which must be a single plane."""
-        return read_npy(path, max_megapixels)
+        return read_npy(path)
 
 
-def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
+def read_npy(path: Path) -> NDArray[Any]:
     """The array of an NPY file."""
     with path.open("rb") as file:
         # The header is read first: NumPy would allocate any size that it declares.
@@ -74,7 +74,7 @@ def read_npy(path: Path, max_megapixels: float | None = None) -> NDArray[Any]:
                 "copy it again"
             )
         if math.prod(shape):
-            require_plausible(path, shape, dtype.itemsize, max_megapixels)
+            require_plausible(path, shape, dtype.itemsize)
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
 

@@ -155,27 +155,25 @@ class PictureFormat(FileFormat):
 
     Attributes:
         holds_nan: whether a pixel can be NaN, which marks it as missing.
-        folder: whether it is a folder rather than a file.
     """
 
     holds_nan: ClassVar[bool] = False
-    folder: ClassVar[bool] = False
 
     @abstractmethod
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+    def read(self, path: Path) -> Picture:
         """All planes; ``require_plausible`` checks the size in the header before decoding."""
 
-    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
-        """Some of the pages; formats of large volumes read no others."""
-        picture = self.read(path, max_megapixels)
+    def read_pages(self, path: Path, pages: slice) -> Picture:
+        """Some of the pages; formats of large stacks read no others."""
+        picture = self.read(path)
         if picture.channels > 1 or picture.alpha is not None:
             raise ValueError("it has colours; only grey pages can be chosen")
         stored = picture.stored[pages]
         return replace(picture, stored=stored, layout=stored.shape)
 
-    def pages(self, path: Path, max_megapixels: float | None) -> int:
+    def pages(self, path: Path) -> int:
         """The number of pages."""
-        return self.read(path, max_megapixels).pages
+        return self.read(path).pages
 
     @abstractmethod
     def write(self, picture: Picture, path: Path) -> None:
@@ -185,9 +183,9 @@ class PictureFormat(FileFormat):
         """The reason why the format cannot hold the picture, or None if it can."""
         return None
 
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+    def read_plane(self, path: Path) -> NDArray[Any]:
         """One grey plane, for training: colours become 8-bit luma, alpha is dropped."""
-        picture = self.read(path, max_megapixels)
+        picture = self.read(path)
         require_one_page(picture.pages)
         if picture.channels == 3:
             luma = np.tensordot(LUMA, picture.values(picture.full_range), 1).clip(0, 1)
@@ -229,16 +227,11 @@ def _reversed(planes: NDArray[Any], rows: bool, columns: bool) -> NDArray[Any]:
 # Files of every format -----------------------------------------------------------------------
 
 
-def read_picture(
-    path: Path, *, max_megapixels: float | None = None, pages: slice | None = None
-) -> Picture:
-    """All planes of a picture file, or some pages of it; errors begin with its name.
-
-    ``max_megapixels`` replaces the limits of ``files.formats`` on the size in the header.
-    """
+def read_picture(path: Path, *, pages: slice | None = None) -> Picture:
+    """All planes of a picture file, or some pages of it; errors begin with its name."""
     kind = _format(path)
-    read = kind.read if pages is None else lambda p, most: kind.read_pages(p, pages, most)
-    picture = _decoded(read, path, max_megapixels)
+    read = kind.read if pages is None else lambda p: kind.read_pages(p, pages)
+    picture = _decoded(read, path)
     if picture.stored.dtype.kind not in "biuf" or 0 in picture.stored.shape:
         shape = picture.layout or picture.stored.shape
         raise ValueError(
@@ -248,9 +241,9 @@ def read_picture(
     return picture
 
 
-def count_pages(path: Path, *, max_megapixels: float | None = None) -> int:
+def count_pages(path: Path) -> int:
     """The number of pages of a picture file."""
-    return _decoded(_format(path).pages, path, max_megapixels)
+    return _decoded(_format(path).pages, path)
 
 
 def write_picture(picture: Picture, path: Path) -> None:
@@ -270,20 +263,14 @@ def writable(picture: Picture, suffix: str) -> str | None:
     return kind.unwritable(picture)
 
 
-def read_plane(path: Path, *, max_megapixels: float | None = None) -> Plane:
-    """The grey plane of one file. Colours become 8-bit luma; an alpha channel is dropped.
-
-    ``max_megapixels`` replaces the limits of ``files.formats`` on the size in the header.
-    """
-    return as_plane(_decoded(_format(path).read_plane, path, max_megapixels), str(path))
+def read_plane(path: Path) -> Plane:
+    """The grey plane of one file. Colours become 8-bit luma; an alpha channel is dropped."""
+    return as_plane(_decoded(_format(path).read_plane, path), str(path))
 
 
-def read_colours(path: Path, *, max_megapixels: float | None = None) -> Plane:
-    """Red, green and blue of one file, (3, H, W); they are equal in grey pictures.
-
-    ``max_megapixels`` replaces the limits of ``files.formats`` on the size in the header.
-    """
-    picture = read_picture(path, max_megapixels=max_megapixels)
+def read_colours(path: Path) -> Plane:
+    """Red, green and blue of one file, (3, H, W); they are equal in grey pictures."""
+    picture = read_picture(path)
     if picture.pages != 1 or picture.channels not in (1, 3) or picture.inverted:
         raise ValueError(f"{path} is not a single picture in grey or RGB; save it as PNG")
     colours = np.broadcast_to(picture.stored, (3, *picture.stored.shape[-2:]))
@@ -299,11 +286,9 @@ def _format(path: Path) -> PictureFormat:
     return found
 
 
-def _decoded(
-    read: Callable[[Path, float | None], _Content], path: Path, max_megapixels: float | None
-) -> _Content:
+def _decoded(read: Callable[[Path], _Content], path: Path) -> _Content:
     try:
-        return read(path, max_megapixels)
+        return read(path)
     except ImportError:
         raise
     except Exception as error:  # decoders of damaged files raise nearly every type

@@ -39,9 +39,9 @@ _UP = 2  # the filter that subtracts the row above
 class _PillowFormat(PictureFormat):
     """Files decoded by content: a JPEG file named .png is read too."""
 
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+    def read(self, path: Path) -> Picture:
         """One page; palettes become colours, transparent levels become an alpha channel."""
-        with open_picture(path, max_megapixels) as image:
+        with open_picture(path) as image:
             if getattr(image, "n_frames", 1) > 1:
                 raise ValueError(f"it has {image.n_frames} frames; save each as a separate file")
             info = dict(image.info)
@@ -64,9 +64,9 @@ class _PillowFormat(PictureFormat):
             raise ValueError(f"its colour mode is {mode}; save it as grey or RGB")
         return _picture(pixels if pixels.ndim == 3 else pixels[..., None], None, kept)
 
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+    def read_plane(self, path: Path) -> NDArray[Any]:
         """8-bit luma; 16-bit grey and floats are kept."""
-        with open_picture(path, max_megapixels) as image:
+        with open_picture(path) as image:
             return grey_pixels(image)
 
     def unwritable(self, picture: Picture) -> str | None:
@@ -172,30 +172,20 @@ def _picture(pixels: NDArray[Any], clear: Any, metadata: dict[str, Any]) -> Pict
 
 
 @contextlib.contextmanager
-def open_picture(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
-    """A PNG, JPEG or TIFF file opened by Pillow, if the size in its header is allowed.
-
-    Pillow's own limit is replaced by an explicit ``max_megapixels``.
-    """
+def open_picture(path: Path) -> Iterator[Any]:
+    """A PNG, JPEG or TIFF file opened by Pillow, if the size in its header is allowed."""
     module = pillow()
     with BoundedReader(path) as content:
         with _PILLOW_LIMIT:
-            before = module.MAX_IMAGE_PIXELS
-            if max_megapixels is not None:
-                module.MAX_IMAGE_PIXELS = None
+            before, module.MAX_IMAGE_PIXELS = module.MAX_IMAGE_PIXELS, None
             try:
                 opened = module.open(content, formats=("PNG", "JPEG", "TIFF"))
-            except module.DecompressionBombError:
-                raise ValueError(
-                    f"its header declares more than {2 * before / 1e6:.4g} megapixels; if that is "
-                    "correct, allow it with --max-megapixels 1000 (max_megapixels= in Python)"
-                ) from None
             finally:
                 module.MAX_IMAGE_PIXELS = before
         with opened as picture:
             itemsize = 1 / 8 if picture.mode == "1" else 1.0  # deeper samples only take longer
             shape = (*picture.size, len(picture.getbands()))
-            require_plausible(path, shape, itemsize, max_megapixels)
+            require_plausible(path, shape, itemsize)
             yield picture
 
 

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexlift.files.compressed import (
+    NEW_INFLATERS,
+    require_expansion,
+    require_frame,
+    require_packbits,
+)
 from convexlift.files.formats import (
     EXPANSION,
-    SMALL,
     BoundedReader,
     load_extra,
     pillow,
@@ -36,7 +41,14 @@ from convexlift.files.png_jpeg import grey_pixels, open_picture
 _MINISWHITE, _MINISBLACK, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
 _BITS, _PHOTOMETRIC = 258, 262  # tags
 _ALPHA = (1, 2)  # values of the tag for extra samples
-_UNCOMPRESSED = 1
+_UNCOMPRESSED, _PACKBITS = 1, 32773
+_JPEG = (6, 7, 33007, 34892, 33003, 33004, 33005, 34712)  # the last four are JPEG 2000
+_DEFLATE, _LZMA, _ZSTANDARD = (8, 32946, 50013), 34925, (34926, 50000)
+_INFLATED = {**dict.fromkeys(_DEFLATE, "deflate"), _LZMA: "LZMA"}
+if "Zstandard" in NEW_INFLATERS:
+    _INFLATED |= dict.fromkeys(_ZSTANDARD, "Zstandard")
+_BOUNDED = (_UNCOMPRESSED, 2, 3, 4, 5, *_ZSTANDARD)
+"""Decoders of fax, LZW and Zstandard in imagecodecs fill a buffer of the declared size."""
 _SILENCE = logging.NullHandler()
 
 
@@ -48,9 +60,9 @@ class Tiff(PictureFormat):
     marks = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
     holds_nan = True
 
-    def read(self, path: Path, max_megapixels: float | None) -> Picture:
+    def read(self, path: Path) -> Picture:
         """All pages of one series."""
-        with open_tiff(path, max_megapixels) as file:
+        with open_tiff(path) as file:
             if len(file.series) != 1:
                 raise ValueError(
                     f"it has {len(file.series)} series of pages; save each as a separate file"
@@ -64,24 +76,24 @@ class Tiff(PictureFormat):
                 raise ValueError(f"it has {page.bitspersample} bits; save it with 8, 16 or 32")
             return decoded(file)
 
-    def read_pages(self, path: Path, pages: slice, max_megapixels: float | None) -> Picture:
+    def read_pages(self, path: Path, pages: slice) -> Picture:
         """Some of the pages; in a single series of grey pages, only these are read."""
-        with open_tiff(path, _whole(path)) as file:
+        with open_tiff(path, some=True) as file:
             series, page = file.series[0], file.pages.first
             count, *size = _stack(series)
             grey = page.photometric in (_MINISWHITE, _MINISBLACK) and page.samplesperpixel == 1
             if len(file.series) != 1 or not grey or count != len(file.pages):
-                return super().read_pages(path, pages, max_megapixels)
+                return super().read_pages(path, pages)
             wanted = list(range(count)[pages])
-            require_plausible(path, (len(wanted), *size), _itemsize(page), max_megapixels)
+            require_plausible(path, (len(wanted), *size), _itemsize(page))
             stored = file.asarray(key=wanted).reshape(-1, *size)
             stored = stored.astype(stored.dtype.newbyteorder("="), copy=False)
             inverted = page.photometric == _MINISWHITE
             return Picture(stored, layout=stored.shape, inverted=inverted, metadata=_metadata(page))
 
-    def pages(self, path: Path, max_megapixels: float | None) -> int:
+    def pages(self, path: Path) -> int:
         """The number of pages, from the headers."""
-        with open_tiff(path, _whole(path)) as file:
+        with open_tiff(path, some=True) as file:
             return _stack(file.series[0])[0]
 
     def write(self, picture: Picture, path: Path) -> None:
@@ -106,11 +118,11 @@ class Tiff(PictureFormat):
             options["extratags"] = [(ORIENTATION, "H", 1, picture.orientation, True)]
         _tifffile(path).imwrite(path, picture.as_array(), metadata=None, **options)
 
-    def read_plane(self, path: Path, max_megapixels: float | None) -> NDArray[Any]:
+    def read_plane(self, path: Path) -> NDArray[Any]:
         """Read 8 and 16 bits, colours and float32 with Pillow, all other types with tifffile."""
         module = pillow()
         try:
-            with open_picture(path, max_megapixels) as picture:
+            with open_picture(path) as picture:
                 if not hasattr(picture, "tag_v2"):
                     raise ValueError(f"it is a {picture.format} file, despite its name; rename it")
                 require_one_page(picture.n_frames)
@@ -125,9 +137,9 @@ class Tiff(PictureFormat):
                 mark = file.read(2)
             if mark not in (b"II", b"MM"):  # not a TIFF file at all
                 raise
-        with open_tiff(path, max_megapixels) as file:
+        with open_tiff(path) as file:
             require_one_page(len(file.pages))  # a second page may look like a level of a pyramid
-        return super().read_plane(path, max_megapixels)
+        return super().read_plane(path)
 
 
 def decoded(file: Any) -> Picture:
@@ -158,11 +170,6 @@ def decoded(file: Any) -> Picture:
         rest["metadata"]["extrasamples"] = (extra[-1],)
     last = np.moveaxis(array, series.axes.index("S"), -1)
     return from_channels_last(last, alpha, layout=last.shape, **rest)
-
-
-def _whole(path: Path) -> float:
-    """The most megapixels that a file of this length can hold, if only some pages are read."""
-    return max(SMALL, EXPANSION * path.stat().st_size / 1e6)
 
 
 def _stack(series: Any) -> tuple[int, int, int]:
@@ -207,24 +214,28 @@ def _tifffile(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def open_tiff(path: Path, max_megapixels: float | None = None) -> Iterator[Any]:
-    """A ``tifffile.TiffFile`` whose pages are small enough to be read."""
+def open_tiff(path: Path, *, some: bool = False) -> Iterator[Any]:
+    """A ``tifffile.TiffFile`` whose pages are small enough to be read, all or only some of them."""
     tifffile = _tifffile(path)
     with BoundedReader(path) as content, tifffile.TiffFile(content) as file:
         # The first page is checked alone, since finding the series already depends on its size.
-        _require_page(path, file.pages.first, max_megapixels)
+        _require_page(path, file.pages.first)
         _require_end(file)
-        _require_ome(path, file, max_megapixels)
+        _require_ome(path, file)
         levels = [level for series in file.series for level in series.levels]
         for level in levels:
-            _require_page(path, level.keyframe, max_megapixels)
+            _require_page(path, level.keyframe)
         if not levels:
             raise ValueError("it has no pages; copy or export it again")
+        frames = {id(page.keyframe): page.keyframe for level in levels for page in level if page}
+        for keyframe in frames.values():
+            _check_when_decoded(keyframe)
         compressed = any(int(level.keyframe.compression) != _UNCOMPRESSED for level in levels)
         numbers = sum(math.prod(level.shape) for level in levels)
         least = min(_itemsize(level.keyframe) for level in levels)
         expansion = EXPANSION if compressed else 1.0
-        require_plausible(path, (numbers,), least, max_megapixels, expansion)
+        if not some:
+            require_plausible(path, (numbers,), least, expansion)
         yield file
 
 
@@ -246,25 +257,52 @@ def _require_end(file: Any) -> None:
         (offset,) = struct.unpack(tiff.offsetformat, entries[-tiff.offsetsize :])
 
 
-def _require_ome(path: Path, file: Any, max_megapixels: float | None) -> None:
+def _require_ome(path: Path, file: Any) -> None:
     """Check the sizes in OME-XML metadata: tifffile creates lists of as many pages."""
     text = html.unescape(file.ome_metadata or "")
     for element in re.findall(r"<(?:\w+:)?Pixels\b[^>]*>", text):
         sizes = [int(n) for n in re.findall(r"""\bSize[A-Z]\s*=\s*["']\s*(\d+)""", element)]
-        require_plausible(path, sizes, 1.0, max_megapixels)
+        require_plausible(path, sizes, 1.0)
 
 
-def _require_page(path: Path, page: Any, max_megapixels: float | None) -> None:
+def _require_page(path: Path, page: Any) -> None:
     """Check size, tiles and type of one page."""
     if page.dtype is None:
         raise ValueError(
             f"its {page.bitspersample} bits of the format {page.sampleformat} are not a number "
             "type; save it with 8, 16 or 32 bits"
         )
-    require_plausible(path, page.shape, _itemsize(page), max_megapixels)
+    require_plausible(path, page.shape, _itemsize(page))
     if page.is_tiled:  # decoders allocate whole tiles, however small the picture is
         tile = (page.tilewidth, page.tilelength, max(page.tiledepth, 1), page.samplesperpixel)
-        require_plausible(path, tile, _itemsize(page), max_megapixels)
+        require_plausible(path, tile, _itemsize(page))
+
+
+def _check_when_decoded(page: Any) -> None:
+    """Let each strip or tile of a page be checked before it expands."""
+    kind, decode = int(page.compression), page.decode
+    checked = kind == _PACKBITS or kind in _JPEG or kind in _INFLATED
+    if not checked and kind not in _BOUNDED:
+        name = getattr(page.compression, "name", kind)
+        raise ValueError(f"it is compressed as {name}, which is not read; save it with deflate")
+    if checked and page.fillorder != 1:
+        raise ValueError("the bits of its compressed bytes are in reverse order; save it again")
+    rows, columns = min(page.rowsperstrip, page.imagelength), page.imagewidth
+    if page.is_tiled:
+        rows, columns = page.tilelength * max(page.tiledepth, 1), page.tilewidth
+    samples = page.samplesperpixel if page.planarconfig == 1 else 1
+    most = rows * columns * samples * page.dtype.itemsize
+
+    def decode_checked(data: bytes | None, *arguments: Any, **options: Any) -> Any:
+        if data is not None and kind in _INFLATED:
+            require_expansion(data, most, _INFLATED[kind])
+        elif data is not None and kind == _PACKBITS:
+            require_packbits(data, most)
+        elif data is not None and kind in _JPEG:
+            require_frame(data, rows, columns)
+        return decode(data, *arguments, **options)
+
+    page.decode = decode_checked  # of each page, since only some are keyframes of others
 
 
 def _itemsize(page: Any) -> float:

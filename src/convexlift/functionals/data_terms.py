@@ -6,14 +6,14 @@ Each is a sum of a convex function f of one variable over the data (see ``fideli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from convexlift.functionals.fidelity import Fidelity, ProxKernel
 from convexlift.parts import require_positive
-from convexlift.tensors import fits, plain_number
+from convexlift.tensors import Requirement, fits, plain_number, require_numbers
 
 
 class SquaredL2(Fidelity, name="SquaredL2"):
@@ -77,14 +77,6 @@ class WeightedL2(Fidelity, name="WeightedL2"):
     def __init__(self, y: Tensor, weights: float | Tensor) -> None:
         super().__init__(y)
         omega = torch.as_tensor(weights, dtype=y.dtype, device=y.device)
-        wrong = ~((omega >= 0) & (omega < math.inf))
-        if wrong.any():
-            place = tuple(int(i) for i in wrong.nonzero()[0])
-            where = f" at index {place}" if omega.ndim else ""
-            raise ValueError(
-                f"WeightedL2 needs finite weights >= 0, but they are {float(omega[place]):g}"
-                f"{where}; write 0 for data that were not measured"
-            )
         if not fits(omega.shape, y.shape):
             raise ValueError(
                 f"weights of shape {tuple(omega.shape)} do not fit data of {tuple(y.shape)}"
@@ -92,6 +84,13 @@ class WeightedL2(Fidelity, name="WeightedL2"):
         self.weights = omega
         # Even fill values near the largest float, whose squares are infinite, must not matter.
         self.y = torch.where(omega > 0, y, 0.0)
+        require_numbers([], self.requirements())
+        require_numbers([("weights of WeightedL2", omega)], [], math.inf)
+
+    def requirements(self) -> Iterator[Requirement]:
+        """omega >= 0."""
+        fault = "WeightedL2 needs finite weights >= 0, but they are {:g}{}; write 0 for data that"
+        yield self.weights, f"{fault} were not measured"
 
     @property
     def curvature(self) -> Tensor:  # type: ignore[override]
@@ -112,10 +111,13 @@ class WeightedL2(Fidelity, name="WeightedL2"):
         return (w + pull * self.y) / (1 + pull)
 
     def conjugate(self, v: Tensor) -> Tensor:
-        """v^2 / (2 omega) + v y; where omega = 0, 0 at 0 and infinite elsewhere."""
+        """v^2 / (2 omega) + v y; where omega = 0, 0 at 0 and infinite elsewhere.
+
+        v^2 alone may be 0 by underflow where v^2 / omega is not.
+        """
         counts, omega = self._positive()
         outside = torch.where(v == 0, 0.0, math.inf)
-        return torch.where(counts, v**2 / (2 * omega) + v * self.y, outside)
+        return torch.where(counts, v * (v / (2 * omega)) + v * self.y, outside)
 
     def conjugate_prox(self, v: Tensor, step: Tensor) -> Tensor:
         """omega (v - step y) / (omega + step)."""
@@ -172,6 +174,10 @@ class L1(Fidelity, name="L1"):
         self.scale = plain_number(scale, "scale")
         require_positive(self, scale=self.scale)
         self.conjugate_domain = (-self.scale, self.scale)
+
+    def requirements(self) -> Iterator[Requirement]:
+        """lambda > 0."""
+        yield self.scale, "L1 needs scale > 0, got {:g}"
 
     @property
     def kernel(self) -> ProxKernel:  # type: ignore[override]
@@ -234,20 +240,20 @@ class KullbackLeibler(Fidelity, name="KullbackLeibler"):
 
     def __init__(self, y: Tensor, background: float | Tensor = 0.0) -> None:
         super().__init__(y)
-        if (y < 0).any():
-            place = tuple(int(i) for i in (y < 0).nonzero()[0])
-            raise ValueError(
-                f"KullbackLeibler needs counts, but the data are {float(y[place]):g} at index "
-                f"{place}; clip them, or use cl.SquaredL2 for data that can be negative"
-            )
         r = torch.as_tensor(background, dtype=y.dtype, device=y.device)
-        if not bool(((r >= 0) & (r < math.inf)).all()):
-            raise ValueError("KullbackLeibler needs a finite background >= 0")
         if not fits(r.shape, y.shape):
             raise ValueError(
                 f"a background of shape {tuple(r.shape)} does not fit data of {tuple(y.shape)}"
             )
         self.background = r
+        require_numbers([], self.requirements())
+        require_numbers([("background of KullbackLeibler", r)], [], math.inf)
+
+    def requirements(self) -> Iterator[Requirement]:
+        """y >= 0 and r >= 0."""
+        fault = "KullbackLeibler needs counts, but the data are {:g}{}; clip them, or use"
+        yield self.y, f"{fault} cl.SquaredL2 for data that can be negative"
+        yield self.background, "KullbackLeibler needs a finite background >= 0, but it is {:g}{}"
 
     @property
     def offset(self) -> Tensor:  # type: ignore[override]

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from convexlift.eager import require_eager
 from convexlift.parts import ProblemPart, require_positive
 from convexlift.strips import at_once
 from convexlift.tensors import (
+    Requirement,
     TensorRecord,
     first_non_finite,
     foreign_parts,
+    require_eager,
     sum_per_image,
 )
 
@@ -74,7 +75,7 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
 
     capabilities = ProblemPart.capabilities | {
         "density_rounding", "conjugate_rounding", "robust", "curvature", "kernel", "at_kink",
-        "require_explicable", "likelihood",
+        "require_explicable", "requirements", "likelihood",
     }  # fmt: skip
     smooth: bool
     conjugate_domain: tuple[float, float]
@@ -137,6 +138,10 @@ class Fidelity(ProblemPart, TensorRecord, ABC):
     def at_kink(self, w: Tensor, margin: float) -> Tensor:
         """Where w is at a known kink of f, w = y, up to ``margin``: a mask of the shape of w."""
         return torch.zeros_like(w, dtype=torch.bool)
+
+    def requirements(self) -> Iterator[Requirement]:
+        """Numbers that must not be negative; problems ask again, since tensors may be edited."""
+        yield from ()
 
     def require_explicable(self, lower: float, unseen: Callable[[], Tensor]) -> None:
         """Raise ValueError if f(A x) is infinite for every image x of a problem.
@@ -289,6 +294,11 @@ class Anchored(Fidelity):
         if inner is None or inner.pull:
             return None
         return replace(inner, pull=self.pull, target=self.target)
+
+    def requirements(self) -> Iterator[Requirement]:
+        """As for D; and pull > 0."""
+        yield from self.fidelity.requirements()
+        yield self.pull, "Anchored needs pull > 0, got {:g}"
 
     def density(self, w: Tensor) -> Tensor:
         """f(w) + pull (w - target)^2 / 2."""

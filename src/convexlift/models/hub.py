@@ -11,7 +11,6 @@ from convexlift.models.files import ModelCard
 from convexlift.models.repositories import FORM, STEM, imported_hub
 from convexlift.models.store import save
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 
 LICENSES = {
     "mit": "mit", "apache 2.0": "apache-2.0", "cc0": "cc0-1.0", "cc0 1.0": "cc0-1.0",
@@ -55,15 +54,8 @@ def push_to_hub(
 
 
 def readme(card: ModelCard, repository: str, network: InputConvexNetwork | None = None) -> str:
-    """The model card of the Hub: metadata between dashes (JSON values are YAML), then text.
-
-    The example states the problem for the network, which differs for weakly convex ones.
-    """
+    """The model card of the Hub: metadata between dashes (JSON values are YAML), then text."""
     meta = "\n".join(f"{key}: {json.dumps(value)}" for key, value in metadata(card).items())
-    weak = isinstance(network, WeaklyConvexNetwork)
-    problem, kind = ("WeaklyConvexProblem", "weakly convex") if weak else (
-        "VariationalProblem", "convex")  # fmt: skip
-    proof = "a certified gap" if weak else "a certified\noptimality gap"
     noise = (
         ",\n    noise=sigma,  # of the data" if network is not None and network.reads_data else ""
     )
@@ -75,13 +67,14 @@ def readme(card: ModelCard, repository: str, network: InputConvexNetwork | None 
 
 {card.summary}
 
-A {kind} regularizer R for  min_x D(A x, y) + weight R(x):  every image comes with {proof}.
+A convex regularizer R for  min_x D(A x, y) + weight R(x):  every image comes with a certified
+optimality gap.
 
 ```python
 import convexlift as cl
 
 network = cl.load("{repository}")
-problem = cl.{problem}(
+problem = cl.VariationalProblem(
     fidelity=cl.SquaredL2(y), regularizer=network, weight=network.card.weight{noise}
 )
 solution = cl.solve(problem)

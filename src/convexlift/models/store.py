@@ -47,7 +47,6 @@ from convexlift.networks.adaptive import AdaptiveNetwork, ConditionedNetwork
 from convexlift.networks.guides import Guide
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import LinearMap
-from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 from convexlift.parts import ProblemPart, known_parts, overridden
 from convexlift.tensors import first_non_finite, is_own
 
@@ -333,9 +332,12 @@ def build(description: Any) -> InputConvexNetwork:
     description has unknown names, wrong types, or values that the constructors refuse.
     """
     try:
-        kinds = {"guide": AdaptiveNetwork, "concave": WeaklyConvexNetwork}
         known = description if isinstance(description, Mapping) else {}
-        kind = next((kinds[key] for key in kinds if key in known), InputConvexNetwork)
+        if "concave" in known:
+            raise ValueError(
+                "it is a weakly convex network, which versions from 0.2 on do not read"
+            )
+        kind = AdaptiveNetwork if "guide" in known else InputConvexNetwork
         return construct(kind, description, "network", _Builder())
     except RecursionError:
         raise ValueError("the network's maps are nested too deeply") from None

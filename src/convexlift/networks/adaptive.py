@@ -36,11 +36,11 @@ from torch import Tensor
 
 from convexlift.networks.bound_network import IMAGE, BoundLayer
 from convexlift.networks.guides import Guide
-from convexlift.networks.icnn import SIZES, ConvexLayer, InputConvexNetwork
+from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.operators.imaging import Diagonal
 from convexlift.operators.linear import Composition
 from convexlift.parts import require_positive
-from convexlift.tensors import Shape, first_non_finite
+from convexlift.tensors import Requirement, Shape, first_non_finite
 
 PREMISE = "given the weights that the guide read from these data, "
 """What certificates take for granted; nothing is said about the guide's choice."""
@@ -138,8 +138,9 @@ class ConditionedNetwork(InputConvexNetwork):
         largest = self.largest.sum(1, keepdim=True).clamp_min(torch.finfo(self.output.dtype).tiny)
         return self.output.detach().sum(1, keepdim=True) / largest
 
-    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
-        yield from super()._required()
+    def requirements(self) -> Iterator[Requirement]:
+        """And the factors of links must be in [0, 1]."""
+        yield from super().requirements()
         for name, read in self.readings.items():
             if name.startswith("link"):  # up to rounding
                 inside = torch.minimum(read.min(), 1 + 1e-6 - read.max())
@@ -197,8 +198,7 @@ class AdaptiveNetwork(InputConvexNetwork):
     """R(x; y), whose weights a guide reads off the data.
 
     ``condition(picture, noise)`` gives a convex network for these data, and a problem does that by
-    itself. Without data, an adaptive network has no values: there is nothing to evaluate. Networks
-    with filters of three dimensions read volumes (B, C, D, H, W) wherever it says (B, C, H, W).
+    itself. Without data, an adaptive network has no values: there is nothing to evaluate.
 
     Args:
         layers: the layers of the convex network, first to last.
@@ -248,11 +248,6 @@ class AdaptiveNetwork(InputConvexNetwork):
                 f"the guide takes {guide.in_channels} channels and gives {guide.outputs} numbers "
                 f"for each pixel, but the network has in_channels={in_channels} and needs {wanted} "
                 f"for its {', '.join(self.reads)}"
-            )
-        if guide.dimensions not in (None, self.dimensions):
-            raise ValueError(
-                f"the guide reads {guide.dimensions} dimensions, and the filters have "
-                f"{self.dimensions}; write dimensions=... for both"
             )
         size = self._probe_size()
         shapes = [layer.shape for layer in self._bound_layers((in_channels, *size))]
@@ -308,13 +303,13 @@ class AdaptiveNetwork(InputConvexNetwork):
             seen: 1 where the picture holds data, 0 where it was filled in, (B, 1, H, W); 1
                 everywhere unless given.
         """
-        if picture.ndim != 2 + self.dimensions or picture.shape[1] != self.in_channels:
-            wanted = f"(batch, {self.in_channels}, {SIZES[self.dimensions]})"
+        if picture.ndim != 4 or picture.shape[1] != self.in_channels:
+            wanted = f"(batch, {self.in_channels}, H, W)"
             got = tuple(picture.shape)
             raise ValueError(f"the guide reads pictures of shape {wanted}, got {got}")
         if (place := first_non_finite(picture)) is not None:
             raise ValueError(f"the picture for the guide is {float(picture[place])} at {place}")
-        level = self._per_image(_levels(noise, picture))
+        level = _levels(noise, picture).reshape(-1, 1, 1, 1)
         here = torch.ones_like(picture[:, :1]) if seen is None else seen
         if here.shape != picture[:, :1].shape:
             raise ValueError(f"seen must be (B, 1, H, W) like the picture, got {tuple(here.shape)}")
@@ -343,18 +338,14 @@ class AdaptiveNetwork(InputConvexNetwork):
         readings = self.readings(picture, noise, seen)
         levels = _levels(noise, picture)
         layers = [_scaled(layer, set(levels.tolist())) for layer in self.layers]
-        largest = self._largest(self._per_image(levels)).detach()
+        largest = self._largest(levels.reshape(-1, 1, 1, 1)).detach()
         made = ConditionedNetwork(layers, readings, largest, in_channels=self.in_channels)
         made.card = self.card
         return made
 
-    def _per_image(self, levels: Tensor) -> Tensor:
-        """(B,) as (B, 1, 1, 1), with a further 1 for volumes."""
-        return levels.reshape(-1, 1, *(1,) * self.dimensions)
-
     def _largest(self, level: Tensor) -> Tensor:
         """c W_L, (B, C, 1, 1), for noise levels (B, 1, 1, 1)."""
-        return level * self.output.reshape(1, -1, *(1,) * self.dimensions)
+        return level * self.output.reshape(1, -1, 1, 1)
 
     def _output_weights(self, shape: Shape) -> Tensor:
         raise ValueError(

@@ -115,7 +115,6 @@ def ridge(
     inner_kernel: int = 3,
     profiles: int = 1,
     levels: Sequence[float] = (),
-    dimensions: int = 2,
 ) -> InputConvexNetwork:
     """R(x) = sum_pixels <W_1, h(V_0 x)>, h the Huber function; for any image size.
 
@@ -139,7 +138,6 @@ def ridge(
         levels: makes a network for all noise levels c, c^2 R(x / c), that is told the level by
             problems with ``noise=c``; then ``smoothing`` is in units of the noise. The weights W
             are learned at these levels and interpolated; at one level, they are the same for all.
-        dimensions: 3 for volumes (B, C, D, H, W), with filters of three dimensions.
     """
     if depth < 1:
         raise ValueError(f"a ridge network has depth >= 1, got depth={depth}")
@@ -147,11 +145,10 @@ def ridge(
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
     if profiles > 1:
         profile = HuberMixture(tuple(smoothing * 2.0**j for j in range(profiles)))
-    filters = Convolution(in_channels, channels, kernel, padding=padding, dimensions=dimensions)
+    filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
     own = not levels  # a bias has units
-    convolution = partial(Convolution, padding=padding, dimensions=dimensions)
-    _mix(layers, depth, inner_channels, inner_kernel, smoothing, convolution, biases=own)
+    _mix(layers, depth, inner_channels, inner_kernel, smoothing, padding, biases=own)
     if not levels:
         return InputConvexNetwork(layers, in_channels=in_channels)
     guide = NoiseGuide(in_channels, layers[-1].outputs, levels=levels)
@@ -173,7 +170,6 @@ def adaptive(
     depth: int = 1,
     inner_channels: int = 16,
     inner_kernel: int = 3,
-    dimensions: int = 2,
 ) -> AdaptiveNetwork:
     """R(x; y) = sum_pixels <W(y), h(V_0 x)>: a ridge network whose weights a guide reads off y.
 
@@ -196,18 +192,16 @@ def adaptive(
         depth: how many layers; those after the first are as in :func:`ridge`.
         inner_channels: number of filters of each further layer.
         inner_kernel: their size.
-        dimensions: 3 for volumes (B, C, D, H, W): filters and guide have three dimensions.
     """
     require_at_least(1, depth=depth)
     profile: Activation = Abs() if smoothing == 0.0 else Huber(smoothing)
-    filters = Convolution(in_channels, channels, kernel, padding=padding, dimensions=dimensions)
+    filters = Convolution(in_channels, channels, kernel, padding=padding)
     layers = [ConvexLayer(profile, channels=channels, skip=filters, bias=False)]
-    convolution = partial(Convolution, padding=padding, dimensions=dimensions)
-    _mix(layers, depth, inner_channels, inner_kernel, smoothing, convolution, biases=False)
+    _mix(layers, depth, inner_channels, inner_kernel, smoothing, padding, biases=False)
     outputs = sum(place.channels for place in places_read(layers, reads))
     return AdaptiveNetwork(
         layers,
-        UNetGuide(in_channels, outputs, widths=widths, blocks=blocks, dimensions=dimensions),
+        UNetGuide(in_channels, outputs, widths=widths, blocks=blocks),
         in_channels=in_channels,
         floor=floor,
         reads=reads,
@@ -228,23 +222,16 @@ class TotalVariation(InputConvexNetwork):
         joint: |.| is the Euclidean norm of the differences of all channels, in place of a sum over
             channels: edges are at the same places in all of them, and the real and the imaginary
             part of a complex image are treated as one number.
-        dimensions: 3 for volumes (B, C, D, H, W), with differences between slices as well.
     """
 
-    def __init__(
-        self,
-        isotropic: bool = True,
-        in_channels: int = 1,
-        joint: bool = False,
-        dimensions: int = 2,
-    ) -> None:
+    def __init__(self, isotropic: bool = True, in_channels: int = 1, joint: bool = False) -> None:
         if joint and not isotropic:
             raise ValueError("joint=True takes the Euclidean norm of all differences: isotropic")
-        size = dimensions * in_channels if joint else dimensions
+        size = 2 * in_channels if joint else 2
         layer = ConvexLayer(
             GroupNorm(size) if isotropic else Abs(),
-            channels=dimensions * in_channels,
-            skip=ForwardDifferences(dimensions=dimensions),
+            channels=2 * in_channels,
+            skip=ForwardDifferences(),
             bias=False,
         )
         super().__init__([layer], in_channels=in_channels)
@@ -285,14 +272,14 @@ def _mix(
     channels: int,
     kernel: int,
     smoothing: float,
-    convolution: partial[Convolution],
+    padding: Boundary,
     *,
     biases: bool,
 ) -> None:
     """Append nonnegative convolutions and (smoothed) ReLUs, up to ``depth`` layers."""
     h: Activation = ReLU() if smoothing == 0.0 else SmoothedReLU(smoothing=smoothing)
     while len(layers) < depth:
-        mix = convolution(layers[-1].outputs, channels, kernel, nonnegative=True)
+        mix = Convolution(layers[-1].outputs, channels, kernel, padding=padding, nonnegative=True)
         layers.append(ConvexLayer(h, channels=channels, previous=mix, bias=biases))
 
 

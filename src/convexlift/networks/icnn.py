@@ -19,16 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from convexlift.decisions import decided
 from convexlift.descriptions import Described, Description, filters
 from convexlift.networks.activations import Activation
 from convexlift.networks.bound_network import IMAGE, BoundLayer, BoundNetwork
 from convexlift.networks.huber_mixture import Mixture
-from convexlift.networks.maps import LinearMap, any_below_zero, non_finite, total_weight
+from convexlift.networks.maps import LinearMap
 from convexlift.operators.linear import LinearOperator
-from convexlift.tensors import Shape
-
-SIZES = {2: "H, W", 3: "D, H, W"}
+from convexlift.tensors import Requirement, Shape, named_numbers, require_numbers
 
 
 class ConvexLayer(nn.Module):
@@ -194,9 +191,8 @@ class InputConvexNetwork(Described, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """R(x), one number for each image."""
-        if x.ndim != 2 + self.dimensions:
-            expected = f"(batch, channels, {SIZES[self.dimensions]})"
-            raise ValueError(f"images have shape {expected}, got {tuple(x.shape)}")
+        if x.ndim != 4:
+            raise ValueError(f"images have shape (batch, channels, H, W), got {tuple(x.shape)}")
         bound = self.bind(tuple(x.shape[1:]), detach=False)
         z = bound.forward(x).z[-1]
         return (bound.output * z).flatten(1).sum(1)
@@ -274,19 +270,11 @@ class InputConvexNetwork(Described, nn.Module):
                     f"{layer.activation.slopes[0]:g}); only layers that read the image alone may, "
                     "such as the first layer"
                 )
-        if self.output.is_meta:
-            return
-        required = list(self._required())
-        if not decided(any_below_zero([math.inf - total_weight(self), *(n for n, _ in required)])):
-            return
-        for name, place in non_finite(self):
-            raise ValueError(f"{name} of the network is not finite at {place}; load it again")
-        for least, fault in required:
-            if not float(least) >= 0:  # also for NaN
-                raise ValueError(fault.format(float(least)))
+        if not self.output.is_meta:
+            require_numbers(named_numbers(self, "regularizer"), self.requirements())
 
-    def _required(self) -> Iterator[tuple[Tensor | float, str]]:
-        """Numbers that must be nonnegative, and the error otherwise, with {:g} for the number."""
+    def requirements(self) -> Iterator[Requirement]:
+        """Numbers that must be nonnegative."""
         must = "must be nonnegative for the network to be convex;"
         project = "call network.project_() after each optimiser step"
         for name, linear_map in self._nonnegative_maps():
@@ -296,8 +284,9 @@ class InputConvexNetwork(Described, nn.Module):
             yield linear_map.smallest_weight(), f"{fault} {project}"
         for number, layer in self._numbered():
             if (shares := layer.shares) is not None:
-                fine = (shares >= 0).all() & (shares.sum(1) > 0).all()
-                fault = f"the shares of layer {number} {must} one of each channel must be positive;"
+                total = shares.detach().sum(1)
+                fine = (shares >= 0).all() & ((total > 0) & (total < math.inf)).all()
+                fault = f"the shares of layer {number} {must} their sums must be positive, finite;"
                 yield 2.0 * fine - 1, f"{fault} {project}"
         yield self.output.detach().min(), f"the output weights contain {{:g}}, but {must} {project}"
 
@@ -349,22 +338,17 @@ class InputConvexNetwork(Described, nn.Module):
                         f"layer {number} has both previous=... and a link from layer {source}"
                     )
 
-    @property
-    def dimensions(self) -> int:
-        """2 for images (B, C, H, W), 3 for volumes (B, C, D, H, W)."""
-        return max(each.dimensions for each in self.modules() if isinstance(each, LinearMap))
-
-    def _probe_size(self) -> tuple[int, ...]:
+    def _probe_size(self) -> tuple[int, int]:
         """A small image size that poolings divide, still as large as any kernel after them."""
         maps = [module for module in self.modules() if isinstance(module, LinearMap)]
         size = max(each.reach for each in maps) * math.prod(each.reduction for each in maps)
-        return (size,) * self.dimensions
+        return (size, size)
 
     def _check_image_shape(self, image_shape: Shape) -> None:
-        size, axes, image_shape = self.image_size, self.dimensions, tuple(image_shape)
-        fits = image_shape[0] == self.in_channels and len(image_shape) == 1 + axes
+        size, image_shape = self.image_size, tuple(image_shape)
+        fits = image_shape[0] == self.in_channels and len(image_shape) == 3
         if not fits or (size and image_shape[1:] != size):
-            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else SIZES[axes]})"
+            expected = f"({self.in_channels}, {f'{size[0]}, {size[1]}' if size else 'H, W'})"
             raise ValueError(f"the network takes images of shape {expected}, got {image_shape}")
 
     def _numbered(self) -> Iterator[tuple[int, ConvexLayer]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from convexlift.operators.imaging import (
 )
 from convexlift.operators.linear import Composition, LinearOperator
 from convexlift.parts import ProblemPart, require_at_least
-from convexlift.tensors import Shape, first_non_finite
+from convexlift.tensors import Shape, named_weights
 
 
 class LinearMap(ProblemPart, nn.Module, ABC):
@@ -35,13 +35,11 @@ class LinearMap(ProblemPart, nn.Module, ABC):
         reduction: the factor by which it divides the sides of images, which must be multiples.
         radius: how far an output is from the pixels it depends on, for maps that keep the image
             size and treat pixels alike but near the edges; None for others.
-        dimensions: 2 for images, 3 for volumes.
     """
 
     reach: int = 1
     reduction: int = 1
     radius: int | None = None
-    dimensions: int = 2
 
     @property
     def filters(self) -> Tensor | None:
@@ -58,7 +56,8 @@ class LinearMap(ProblemPart, nn.Module, ABC):
 
     def smallest_weight(self) -> Tensor | float:
         """The most negative entry; zero for maps without weights."""
-        return _smallest([parameter.detach().min() for parameter in self.parameters()])
+        weights = named_weights(self, buffers=False)
+        return _smallest([weight.detach().min() for _, weight in weights])
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -91,31 +90,6 @@ def _smallest(numbers: Sequence[Tensor | float]) -> Tensor | float:
     return there[0] if len(there) == 1 else torch.stack(there).min()
 
 
-def total_weight(module: nn.Module) -> Tensor | float:
-    """The sum of all |weights|, infinite unless all are finite, or if they are of several kinds."""
-    parts = [part.detach() for part in (*module.parameters(), *module.buffers())]
-    if len({(part.device, part.dtype) for part in parts}) > 1 or not parts[0].is_floating_point():
-        return math.inf
-    return torch.stack(torch._foreach_norm(parts, 1)).sum()
-
-
-def any_below_zero(numbers: Iterable[Tensor | float]) -> Tensor:
-    """Whether a number is negative or NaN, or they are on several devices; without waiting."""
-    numbers = list(numbers)
-    there = [number for number in numbers if isinstance(number, Tensor)]
-    here = [number for number in numbers if not isinstance(number, Tensor)]
-    if len({number.device for number in there}) != 1 or not all(number >= 0 for number in here):
-        return torch.tensor(True)
-    return ~(torch.stack(there) >= 0).all()
-
-
-def non_finite(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names of weights with NaN or infinities, and their places."""
-    for name, part in (*module.named_parameters(), *module.named_buffers()):
-        if (place := first_non_finite(part)) is not None:
-            yield name, place
-
-
 class Convolution(LinearMap, name="Convolution"):
     """A convolution with kernels of odd size that keeps the image size (for stride 1).
 
@@ -127,7 +101,6 @@ class Convolution(LinearMap, name="Convolution"):
         padding: how the input continues past its edge, ``zero``, ``circular``, ``reflect`` or
             ``replicate``.
         nonnegative: start with nonnegative weights.
-        dimensions: 2 for images, 3 for volumes (B, C, D, H, W).
     """
 
     def __init__(
@@ -139,10 +112,8 @@ class Convolution(LinearMap, name="Convolution"):
         stride: int = 1,
         padding: Boundary = "zero",
         nonnegative: bool = False,
-        dimensions: int = 2,
     ) -> None:
         super().__init__()
-        require_dimensions(dimensions)
         require_at_least(1, in_channels=in_channels, out_channels=out_channels, stride=stride)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"a convolution needs an odd kernel_size, got {kernel_size}")
@@ -150,19 +121,18 @@ class Convolution(LinearMap, name="Convolution"):
             raise ValueError(f"padding must be one of {BOUNDARIES}, got {padding!r}")
         self.stride = self.reduction = stride
         self.reach = kernel_size
-        local = stride == 1 and padding != "circular" and dimensions == 2
+        local = stride == 1 and padding != "circular"
         self.radius = kernel_size // 2 if local else None
         self.padding: Boundary = padding
-        self.dimensions = dimensions
-        shape = (out_channels, in_channels, *(kernel_size for _ in range(dimensions)))
+        shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(_initial_weights(shape, nonnegative))
 
     def arguments(self) -> dict[str, Any]:
         """Without ``nonnegative``, which affects the initial weights only."""
-        out_channels, in_channels, kernel_size, *_ = self.weight.shape
+        out_channels, in_channels, kernel_size, _ = self.weight.shape
         sizes = {"in_channels": in_channels, "out_channels": out_channels}
         options = {"kernel_size": kernel_size, "stride": self.stride, "padding": self.padding}
-        return sizes | options | _if_volume(self.dimensions)
+        return sizes | options
 
     def operator(self, input_shape: Shape) -> ConvolutionOperator:
         """The convolution on images of one shape."""
@@ -179,15 +149,12 @@ class Convolution(LinearMap, name="Convolution"):
     ) -> float:
         """Output j sums the inputs j, j + outputs, j + 2 outputs, ..., times their factors."""
         weight = self.weight
-        outputs, inputs, *sides = weight.shape
+        outputs, inputs, height, width = weight.shape
         factors = weight.new_ones(inputs) if factors is None else factors
         group = torch.arange(inputs, device=weight.device) % outputs
         # The random weights of an input, over all outputs and taps, sum to a share of its factor.
-        taps = tuple(range(2, weight.ndim))
-        each = factors.reshape(-1, *(1 for _ in sides))
-        weight.mul_(variety * each / weight.sum((0, *taps), keepdim=True)[0])
-        middle = sum(side // 2 * math.prod(sides[i + 1 :]) for i, side in enumerate(sides))
-        weight.flatten(2)[group, torch.arange(inputs), middle] += factors
+        weight.mul_(variety * factors[:, None, None] / weight.sum((0, 2, 3), keepdim=True)[0])
+        weight[group, torch.arange(inputs), height // 2, width // 2] += factors
         return 1 + variety
 
 
@@ -229,26 +196,13 @@ class ForwardDifferences(LinearMap, name="ForwardDifferences"):
     """grad x, the differences to the pixels below and to the right; zero past the last ones.
 
     (B, C, H, W) -> (B, 2C, H, W), both differences of a channel side by side. It has no weights,
-    and its signs differ: a map from the image only. Volumes (``dimensions=3``) have a third
-    difference, to the next slice, which comes first.
+    and its signs differ: a map from the image only.
     """
 
-    def __init__(self, *, dimensions: int = 2) -> None:
-        super().__init__()
-        require_dimensions(dimensions)
-        self.dimensions = dimensions
-        self.radius = 1 if dimensions == 2 else None
-
-    def arguments(self) -> dict[str, Any]:
-        """The dimensions of volumes."""
-        return _if_volume(self.dimensions)
+    radius = 1
 
     def operator(self, input_shape: Shape) -> DifferenceOperator:
         """The differences of images of one shape."""
-        if len(input_shape) != 1 + self.dimensions:
-            raise ValueError(
-                f"differences in {self.dimensions} dimensions do not fit the shape {input_shape}"
-            )
         return DifferenceOperator(input_shape)
 
     def smallest_weight(self) -> Tensor | float:
@@ -321,17 +275,6 @@ class Chain(LinearMap, name="Chain"):
             return super().sum_inputs_(channels, variety, factors)
         block = math.prod(each.reduction for each in before) ** 2
         return last.sum_inputs_(channels, variety, factors) / block
-
-
-def require_dimensions(dimensions: int) -> None:
-    """Raise unless there are two or three."""
-    if dimensions not in (2, 3):
-        raise ValueError(f"dimensions is 2 for images or 3 for volumes, got {dimensions!r}")
-
-
-def _if_volume(dimensions: int) -> dict[str, Any]:
-    """An argument that files of regularizers of images do not have."""
-    return {} if dimensions == 2 else {"dimensions": dimensions}
 
 
 def _initial_weights(shape: tuple[int, ...], nonnegative: bool) -> Tensor:

@@ -1,7 +1,4 @@
-"""Convolutions of images that continue past their edges, and filters in Fourier space.
-
-Images are (B, C, H, W), or volumes (B, C, D, H, W) for kernels of three dimensions.
-"""
+"""Convolutions of images that continue past their edges, and filters in Fourier space."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -45,10 +42,10 @@ in double precision."""
 
 
 class Padding(LinearOperator):
-    """x continued past its edges by ``margin`` = (rows, columns), or (slices, rows, columns)."""
+    """x continued past its edges by ``margin`` = (rows, columns)."""
 
-    def __init__(self, input_shape: Shape, margin: tuple[int, ...], boundary: Boundary) -> None:
-        sides = input_shape[-len(margin) :]
+    def __init__(self, input_shape: Shape, margin: tuple[int, int], boundary: Boundary) -> None:
+        sides = input_shape[-2:]
         less = {"circular": 0, "reflect": 1}.get(boundary)
         if less is not None and any(m > n - less for m, n in zip(margin, sides, strict=True)):
             size = " x ".join(str(n) for n in sides)
@@ -70,12 +67,11 @@ class Padding(LinearOperator):
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Larger by twice the margin."""
-        axes = len(self.margin)
-        sides = zip(input_shape[-axes:], self.margin, strict=True)
-        return (*input_shape[:-axes], *(n + 2 * m for n, m in sides))
+        (*channels, height, width), (rows, columns) = input_shape, self.margin
+        return (*channels, height + 2 * rows, width + 2 * columns)
 
 
-def most_copies(margin: tuple[int, ...], boundary: Boundary) -> int:
+def most_copies(margin: tuple[int, int], boundary: Boundary) -> int:
     """The most copies of a pixel in the padded image, the product over all axes."""
     if boundary == "zero":
         return 1
@@ -116,8 +112,8 @@ class ConvolutionOperator(LinearOperator):
         stride: int = 1,
         padding: Boundary = "zero",
     ) -> None:
-        out_channels, in_channels, *kernel = weight.shape
-        if len(input_shape) != 1 + len(kernel) or input_shape[0] != in_channels:
+        out_channels, in_channels, height, width = weight.shape
+        if len(input_shape) != 3 or input_shape[0] != in_channels:
             raise ValueError(
                 f"a convolution with {in_channels} input channels "
                 f"does not fit an input of shape {input_shape}"
@@ -125,24 +121,22 @@ class ConvolutionOperator(LinearOperator):
         self.weight = weight
         self.input_shape = input_shape
         self.stride = stride
-        self.margin = tuple(side // 2 for side in kernel)
+        self.margin = height // 2, width // 2
         self.boundary: Boundary = padding
         self.padding = Padding(input_shape, self.margin, padding)
         # F.conv2d pads with zeros by itself.
-        self._zeros = self.margin if padding == "zero" else tuple(0 for _ in kernel)
+        self._zeros = self.margin if padding == "zero" else (0, 0)
         self._out_channels = out_channels
-        self._flat = len(kernel) == 2
-        self._convolve: Callable[..., Tensor] = F.conv2d if self._flat else F.conv3d
 
     @property
     def convolution(self) -> ConvolutionOperator | None:  # type: ignore[override]
-        """V itself, for stride 1 and images: volumes have no strips, tiles and kernels."""
-        return self if self.stride == 1 and self._flat else None
+        """V itself, for stride 1."""
+        return self if self.stride == 1 else None
 
     def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
         """sum |F k|^2 over all kernels k, nowhere near zero; for small kernels and stride 1."""
         small = max(self.weight.shape[-2:]) <= min(LARGEST_KERNEL, *self._resolve(None)[-2:])
-        if self.stride != 1 or not self._flat or not small or not self.weight.any():
+        if self.stride != 1 or not small or not self.weight.any():
             return None
         spectra: Tensor = torch.fft.rfft2(self.weight, s=(height, width))
         squares = spectra.abs().square().sum((0, 1))
@@ -164,11 +158,11 @@ class ConvolutionOperator(LinearOperator):
     def forward(self, x: Tensor) -> Tensor:
         """V x."""
         patches = x.numel() * math.prod(self.weight.shape[-2:])
-        copied = self._flat and x.dtype == torch.float64 and x.device.type == "cpu"
+        copied = x.dtype == torch.float64 and x.device.type == "cpu"
         if copied and self.stride == 1 and patches > PATCHES:
             return self._in_strips(self.padding(x))
         x = x if self.boundary == "zero" else self.padding(x)
-        return self._convolve(x, self.weight, stride=self.stride, padding=self._zeros)
+        return F.conv2d(x, self.weight, stride=self.stride, padding=self._zeros)
 
     def _in_strips(self, padded: Tensor) -> Tensor:
         """V x, a few rows at a time.
@@ -203,7 +197,7 @@ class ConvolutionOperator(LinearOperator):
         """V* y, the transposed convolution, on exactly the input's size."""
         assert self.input_shape is not None
         slow = y.device.type == "cpu" or y.dtype == torch.float64
-        if self.stride == 1 and self._flat and slow and self.weight.shape[1] <= FEW_CHANNELS:
+        if self.stride == 1 and slow and self.weight.shape[1] <= FEW_CHANNELS:
             return self.padding.adjoint(self.adjoint_on_padded(y))
         sizes = self.input_shape[1:]
         # Rows and columns at the far edge that the stride skips and the transpose must restore.
@@ -211,8 +205,9 @@ class ConvolutionOperator(LinearOperator):
             (n + 2 * m - k) % self.stride
             for n, m, k in zip(sizes, self.margin, self.weight.shape[2:], strict=True)
         ]
-        transposed = F.conv_transpose2d if self._flat else F.conv_transpose3d
-        x = transposed(y, self.weight, stride=self.stride, padding=self._zeros, output_padding=rest)
+        x = F.conv_transpose2d(
+            y, self.weight, stride=self.stride, padding=self._zeros, output_padding=rest
+        )
         return x if self.boundary == "zero" else self.padding.adjoint(x)
 
     def adjoint_on_padded(self, y: Tensor) -> Tensor:
@@ -281,12 +276,12 @@ class ConvolutionOperator(LinearOperator):
         matrix = self.weight.abs().flatten(2).sum(2)
         matrix = matrix.T * self._copies if adjoint else matrix
         found = bound.flatten(1) @ matrix.T
-        return found.reshape(*found.shape, *(1 for _ in self.margin))
+        return found[..., None, None]
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """Taps times channels; then copies of a pixel are added up."""
-        out_channels, in_channels, *kernel = self.weight.shape
-        return math.prod(kernel) * (out_channels if adjoint else in_channels) + self._copies
+        out_channels, in_channels, height, width = self.weight.shape
+        return height * width * (out_channels if adjoint else in_channels) + self._copies
 
     @property
     def _copies(self) -> int:
@@ -344,7 +339,7 @@ class ConvolutionOperator(LinearOperator):
         small = self._cropped(kernel, shape, 4 * products * max(self.margin) + 1)
         _, _, right = torch.linalg.svd(kernel.flatten(2).sum(2))
         u = right[0].abs() + 1e-3 * right[0].abs().max()
-        q = u.reshape(1, -1, *(1 for _ in self.margin)).expand(1, *small._resolve(None))
+        q = u.reshape(1, -1, 1, 1).expand(1, *small._resolve(None))
         bound = math.inf
         for _ in range(products):
             product = small.adjoint(small(q))
@@ -362,8 +357,7 @@ class ConvolutionOperator(LinearOperator):
 def _norm_on_torus(kernel: Tensor, torus: Sequence[int]) -> float:
     """The largest spectral norm among the matrices sum_k (F k)* (F k), one for each frequency."""
     # Filter by filter: all spectra together would be larger than V x.
-    axes = tuple(range(1, kernel.ndim - 1))
-    spectra = (torch.fft.rfftn(one, s=torus, dim=axes) for one in kernel)
+    spectra = (torch.fft.rfft2(one, s=torus) for one in kernel)
     if kernel.shape[1] == 1:
         return math.sqrt(
             float(functools.reduce(Tensor.add_, (f.abs().square() for f in spectra)).max())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +20,14 @@ class Diagonal(LinearOperator, name="Diagonal"):
     """(A x)_p = d_p x_p: a weight for each pixel.
 
     Args:
-        values: d, of shape (H, W), (C, H, W), or one for each image, (B, C, H, W); of volumes
-            (B, C, D, H, W), where B and C may be 1.
+        values: d, of shape (H, W), (C, H, W), or one for each image, (B, C, H, W).
     """
 
     single_operation = True
 
     def __init__(self, values: Tensor) -> None:
         name = type(self).__name__
-        if values.ndim not in (2, 3, 4, 5):
+        if values.ndim not in (2, 3, 4):
             raise ValueError(
                 f"{name} takes the shape (H, W), (C, H, W) or (B, C, H, W), "
                 f"got {tuple(values.shape)}"
@@ -113,17 +110,15 @@ class Blur(LinearOperator, name="Blur"):
     """A x = k * x, every channel convolved with one kernel of odd size.
 
     Args:
-        kernel: (height, width), of volumes (depth, height, width); its centre is the origin. It is
-            not normalised.
+        kernel: (height, width); its centre is the origin. It is not normalised.
         boundary: how the image continues past its edge: ``zero``, ``circular``, ``reflect`` or
             ``replicate``.
     """
 
     def __init__(self, kernel: Tensor, boundary: Boundary = "reflect") -> None:
-        if kernel.ndim not in (2, 3) or any(n % 2 == 0 for n in kernel.shape):
+        if kernel.ndim != 2 or any(n % 2 == 0 for n in kernel.shape):
             raise ValueError(
-                "a blur kernel has two dimensions of odd size, or three of them for volumes, got "
-                f"{tuple(kernel.shape)}"
+                f"a blur kernel has two dimensions of odd size, got {tuple(kernel.shape)}"
             )
         if (place := first_non_finite(kernel)) is not None:
             raise ValueError(f"the blur kernel has {float(kernel[place])} at {place}")
@@ -131,7 +126,7 @@ class Blur(LinearOperator, name="Blur"):
             raise ValueError(f"boundary must be one of {BOUNDARIES}, got {boundary!r}")
         self.kernel = kernel
         self.boundary: Boundary = boundary
-        self.margin = tuple(n // 2 for n in kernel.shape)
+        self.margin = kernel.shape[0] // 2, kernel.shape[1] // 2
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
@@ -141,31 +136,27 @@ class Blur(LinearOperator, name="Blur"):
     def forward(self, x: Tensor) -> Tensor:
         """k * x."""
         weight, planes = self._prepared(x)
-        convolve: Callable[..., Tensor] = F.conv2d if planes.ndim == 4 else F.conv3d
         if self.boundary == "zero":
-            return convolve(planes, weight, padding=self.margin).reshape(x.shape)
-        return convolve(self._padding(planes)(planes), weight).reshape(x.shape)
+            return F.conv2d(planes, weight, padding=self.margin).reshape(x.shape)
+        return F.conv2d(self._padding(planes)(planes), weight).reshape(x.shape)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """The correlation with k, folded back at the edges."""
         weight, planes = self._prepared(y)
-        transposed = F.conv_transpose2d if planes.ndim == 4 else F.conv_transpose3d
         if self.boundary == "zero":
-            return transposed(planes, weight, padding=self.margin).reshape(y.shape)
-        return self._padding(planes).adjoint(transposed(planes, weight)).reshape(y.shape)
+            return F.conv_transpose2d(planes, weight, padding=self.margin).reshape(y.shape)
+        spread = F.conv_transpose2d(planes, weight)
+        return self._padding(planes).adjoint(spread).reshape(y.shape)
 
     def _prepared(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The kernel and the channels one by one, as torch takes them."""
-        axes = self.kernel.ndim
-        if x.ndim != 2 + axes:
-            raise ValueError(
-                f"a blur with a kernel of {axes} dimensions does not fit {tuple(x.shape)}"
-            )
-        return self.kernel.flip(*range(axes))[None, None], x.reshape(-1, 1, *x.shape[2:])
+        if x.ndim != 4:
+            raise ValueError(f"a blur takes images (B, C, H, W), got {tuple(x.shape)}")
+        return self.kernel.flip(0, 1)[None, None], x.reshape(-1, 1, *x.shape[2:])
 
     def transfer(self, input_shape: Shape) -> Tensor | None:
         """The Fourier transform of the kernel, if the boundary is circular."""
-        if self.boundary != "circular" or self.kernel.ndim == 3:
+        if self.boundary != "circular":
             return None
         impulse = self.kernel.new_zeros((1, 1, *input_shape[-2:]), dtype=torch.float64)
         impulse[..., 0, 0] = 1
@@ -209,45 +200,40 @@ class DifferenceOperator(LinearOperator):
     """grad x: (C, H, W) -> (2C, H, W), each channel's differences down and to the right.
 
     The last difference of each axis is zero (Neumann boundary). Both differences of a channel
-    are consecutive channels. Volumes (C, D, H, W) have a third one, which comes first.
+    are consecutive channels.
     """
 
     single_operation = symbol_bounds = True
 
     def __init__(self, input_shape: Shape) -> None:
-        if len(input_shape) not in (3, 4):
+        if len(input_shape) != 3:
             raise ValueError(
                 f"differences take images of shape (channels, H, W), got {input_shape}"
             )
         self.input_shape = input_shape
-        self.axes = len(input_shape) - 1
 
     def forward(self, x: Tensor) -> Tensor:
         """grad x."""
-        along = (x.diff(dim=a, append=x.narrow(a, -1, 1)) for a in range(-self.axes, 0))
-        return torch.stack(tuple(along), dim=2).flatten(1, 2)
+        along = [x.diff(dim=axis, append=x.narrow(axis, -1, 1)) for axis in (-2, -1)]
+        return torch.stack(along, dim=2).flatten(1, 2)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """-div y."""
-        parts = []
-        for k in range(self.axes):
-            axis = k - self.axes
-            each = y[:, k :: self.axes].narrow(axis, 0, y.shape[axis] - 1)
-            later = (0, 0) * (self.axes - 1 - k)
-            parts.append(F.pad(each, (*later, 1, 0)) - F.pad(each, (*later, 0, 1)))
-        return functools.reduce(Tensor.add, parts)
+        down, right = y[:, 0::2, :-1], y[:, 1::2, :, :-1]
+        return (
+            F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
+            + (F.pad(right, (1, 0)) - F.pad(right, (0, 1)))
+        )  # fmt: skip
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """As many times the channels as there are axes."""
-        return (self.axes * input_shape[0], *input_shape[1:])
+        """Twice the channels."""
+        return (2 * input_shape[0], *input_shape[1:])
 
     def symbol(self, height: int, width: int, like: Tensor) -> Tensor | None:
-        """The sum of 2 - 2 cos(2 pi w) over both axes, nowhere near zero; None for volumes.
+        """The sum of 2 - 2 cos(2 pi w) over both axes, nowhere near zero.
 
         It belongs to differences on a torus, which has more of them.
         """
-        if self.axes == 3:
-            return None
 
         def along(size: int) -> Tensor:
             w = torch.fft.fftfreq(size, dtype=like.dtype, device=like.device)
@@ -257,17 +243,17 @@ class DifferenceOperator(LinearOperator):
 
     def norm(self, input_shape: Shape | None = None) -> float:
         """sqrt(8), since (u - v)^2 <= 2 u^2 + 2 v^2; large images come close to it."""
-        return math.sqrt(4.0 * self.axes)
+        return math.sqrt(8.0)
 
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
         """Two neighbours for each difference, two differences of each direction for a pixel."""
         if adjoint:
-            return 2 * bound.reshape(len(bound), -1, self.axes, *bound.shape[2:]).sum(2)
-        return 2 * bound.repeat_interleave(self.axes, dim=1)
+            return 2 * bound.reshape(len(bound), -1, 2, *bound.shape[2:]).sum(2)
+        return 2 * bound.repeat_interleave(2, dim=1)
 
     def roundings(self, input_shape: Shape, *, adjoint: bool = False) -> int:
         """The number of terms."""
-        return 2 * self.axes if adjoint else 2
+        return 4 if adjoint else 2
 
 
 class PoolingOperator(LinearOperator):

@@ -15,25 +15,19 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 6
 """Before these, an estimate that does not move may be a coincidence."""
+SETTLED = 1e-5
+"""An estimate that moves by less, relatively, is good enough."""
 EXHAUSTED = 1e-6
 """A residual this small, relatively, is rounding: the estimate is exact."""
 
 
-def lanczos_norm(
-    operator: LinearOperator,
-    shape: Shape,
-    steps: int = 40,
-    tolerance: float = 1e-5,
-    towards: Tensor | None = None,
-) -> float:
+def lanczos_norm(operator: LinearOperator, shape: Shape, steps: int = 40) -> float:
     """A lower estimate of ||A||: the largest Ritz value of A* A from a fixed random start.
-
-    The start is moved ``towards`` an image that A is expected to amplify most, if there is one.
 
     Where power iteration needs hundreds of products, Lanczos' method needs tens. Operators that
     act differently on the images of a batch (a mask for each image) give the largest norm among
     them. After ``steps`` products with A* A, or once the estimate moves by less than
-    ``tolerance``, relatively, it ends.
+    ``SETTLED``, relatively, it ends.
     """
     example = next((t for t in operator.tensors() if t.is_floating_point()), torch.ones(()))
     with torch.no_grad():
@@ -41,8 +35,7 @@ def lanczos_norm(
     generator = torch.Generator().manual_seed(0)
     start = torch.randn((batch, *shape), generator=generator, dtype=torch.float64)
     # A positive offset: nonnegative operators have nonnegative leading singular vectors.
-    start = start + 0.5 if towards is None else 0.1 * start + towards.to(start)
-    residual = start.to(example).flatten(1)
+    residual = (start + 0.5).to(example).flatten(1)
     basis: list[Tensor] = []
     diagonal: list[Tensor] = []
     beside: list[Tensor] = []
@@ -62,7 +55,7 @@ def lanczos_norm(
                 residual = residual - ((known @ residual[..., None]).mT @ known)[:, 0]
             previous, estimate = estimate, _largest_ritz_value(diagonal, beside[1:])
             exhausted = float(residual.abs().max()) <= EXHAUSTED * estimate
-            settled = estimate - previous <= tolerance * estimate and len(basis) >= FIRST_STEPS
+            settled = estimate - previous <= SETTLED * estimate and len(basis) >= FIRST_STEPS
             if exhausted or settled or estimate == math.inf:
                 break
     return math.sqrt(max(estimate, 0.0))

@@ -108,6 +108,19 @@ class LinearOperator(ProblemPart, TensorRecord, ABC):
     def _norm(self, shape: Shape) -> float:
         return NORM_MARGIN * lanczos_norm(self, shape)
 
+    def edits(self) -> tuple[int, ...]:
+        """How often its tensors were edited in place; what was known of A before is forgotten."""
+        found = tuple(each._version for each in self.tensors() if not each.is_inference())
+        if self.__dict__.setdefault("_edits", found) != found:
+            self.__dict__["_edits"] = found
+            for known in ("_norms", "_adjoint_errors"):
+                self.__dict__.pop(known, None)
+        for part in vars(self).values():
+            for each in part if isinstance(part, tuple) else (part,):
+                if isinstance(each, LinearOperator):
+                    each.edits()
+        return found
+
     def magnitude(self, bound: Tensor, input_shape: Shape, *, adjoint: bool = False) -> Tensor:
         """An upper bound on |A| |x|, channel by channel, for all |x| <= bound (|A*| if adjoint).
 

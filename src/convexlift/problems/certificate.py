@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.decisions import decided
+from convexlift.precision import full_precision
 from convexlift.problems.check_sums import check_sums
 from convexlift.problems.claims import (
     RADIUS,
@@ -50,7 +51,6 @@ from convexlift.problems.packed_slopes import CODES
 from convexlift.problems.repairs import repaired, tightened
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.tensors import Blocks, choose_images, expand_per_image, sum_per_image
-from convexlift.tf32 import full_precision
 
 CLEARANCE = 1e-10
 """Of slopes from 0, relative to the largest: far above all bounds of rounding errors."""
@@ -125,7 +125,8 @@ def certify(
             "the duals do not have the shapes of this problem's layers; pass solution.duals of a "
             "solve of the same problem, or none"
         )
-    problem.regularizer.check_convexity()
+    problem.require_sound_numbers()
+    problem.require_sound_operator()
     with torch.no_grad(), full_precision():
         double = in_double(problem)
         if duals is not None:
@@ -376,4 +377,4 @@ def _spread(values: Tensor, size: torch.Size) -> Tensor:
         blocks = values.sum(1, keepdim=True) * (coarse.numel() / size.numel())
         return F.interpolate(blocks, size=tuple(size), mode="nearest")
     flat = values.flatten(1).sum(1) / size.numel()
-    return flat.reshape(-1, 1, *(1 for _ in size)).expand(-1, 1, *size)
+    return flat.reshape(-1, 1, 1, 1).expand(-1, 1, *size)

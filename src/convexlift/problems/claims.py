@@ -29,13 +29,22 @@ from convexlift.problems.rounding import (
 )
 from convexlift.problems.variational import VariationalProblem
 from convexlift.side_streams import together
-from convexlift.tensors import Blocks, Shape, TensorRecord, choose_images, foreign_parts
+from convexlift.tensors import (
+    Blocks,
+    Shape,
+    TensorRecord,
+    choose_images,
+    foreign_parts,
+    named_numbers,
+)
 
 RADIUS = 1.0
 """The default radius of local guarantees: the full range of images with values in [0, 1]."""
 
-UNDERFLOW = 1e-250
-"""More than the sum of all products that underflow."""
+UNDERFLOW = 1e-120
+"""More than the sum of all products that underflow, and a few sums of roundings of tiny numbers."""
+TINIEST = 1e-250
+"""The smallest product of numbers in an objective that is 0, so that it is 0 without underflow."""
 
 
 class InconsistentBounds(ArithmeticError):
@@ -50,10 +59,6 @@ class Guarantee(Enum):
         "no image in the box has an objective below the lower bound that stays within the radius "
         "of x on the pixels which neither data nor box bound; give the problem a box for a "
         "global guarantee"
-    )
-    CRITICAL = (
-        "x is critical up to the gap: no image in the box has an objective plus kappa/2 times its "
-        "squared distance to x below the lower bound; images far from x may have a smaller one"
     )
     NONE = "no lower bound: the objective is not finite"
 
@@ -74,14 +79,6 @@ def in_words(gap: float | None, guarantee: Guarantee, premise: str = "") -> tupl
     near = "" if guarantee is Guarantee.GLOBAL else " close to this one"
     if guarantee is Guarantee.NONE or gap is None or not math.isfinite(gap):
         return "Nothing is proved yet", "there is no lower bound."
-    if guarantee is Guarantee.CRITICAL:
-        if gap > FAR:
-            return "Not solved yet", "small changes may make the picture fit this model better."
-        best = (
-            "no small change makes the picture fit this model better by much more than that, but "
-            "another picture may."
-        )
-        return f"Critical to within {percent(gap)}", f"{premise}{best} {CAVEAT}"
     if gap >= 1:
         return "Not solved yet", f"how much better a picture{near} could fit is not known."
     if gap > FAR:
@@ -276,14 +273,29 @@ def proved(
         near = prefer_near(can_hold_everywhere(problem), everywhere, local, tolerance)
         bound = choose_images(near, bounds.near, bounds.everywhere)
     lower = _number(bound.value)
-    _require_consistent(objective, lower)
-    objective = torch.where(objective == 0, objective, objective + UNDERFLOW)
-    lower = torch.where(lower == 0, lower, lower - UNDERFLOW)
+    zero = objective == 0
+    if decided(((lower > objective + 2 * UNDERFLOW) | zero).any()):
+        _require_consistent(objective, lower)
+        zero = zero & _without_underflow(double, precise)
+    objective = torch.where(zero, objective, objective + UNDERFLOW)
+    # A bound of 0 below an objective of 0 needs no duals: nothing in it is negative.
+    lower = torch.where(zero & (lower == 0), lower, lower - UNDERFLOW)
     proven = (objective.abs() < math.inf) & (lower.abs() < math.inf)
     lower = torch.where(proven, lower, -math.inf)
     gap = relative_gap(objective, lower)
     found = objective, lower, gap, duals, bound.theta, bound.v
     return found, (objective, lower, gap, near, proven)
+
+
+def _without_underflow(problem: VariationalProblem, x: Tensor) -> Tensor:
+    """Whether an objective of 0 is exactly 0, since no number is so small that products vanish."""
+    parts = x, problem.weight, problem.fidelity, problem.operator, problem.network
+    numbers = [each for part in parts for _, each in named_numbers(part, "")]
+    least = TINIEST ** (1 / (len(problem.network.layers) + 4))
+    sizes = [each.abs() if isinstance(each, Tensor) else x.new_full((), abs(each))
+             for each in numbers]  # fmt: skip
+    faint = [((size > 0) & (size < least)).any() for size in sizes]
+    return ~torch.stack(faint).any()
 
 
 def objective_above(problem: VariationalProblem, x: Tensor) -> Tensor:
@@ -346,7 +358,7 @@ def _number(bound: Tensor) -> Tensor:
 
 def _require_consistent(objective: Tensor, lower_bound: Tensor) -> None:
     """Raise if a bound is above an objective: rounding is accounted for, so a part is wrong."""
-    wrong = lower_bound > objective
+    wrong = lower_bound > objective + 2 * UNDERFLOW
     if decided(wrong.any()):
         i = int(wrong.nonzero()[0])
         raise InconsistentBounds(

@@ -38,6 +38,7 @@ from convexlift.problems.rounding import (
     largest,
     product,
     total,
+    underflow,
 )
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import converted, expand_per_image, foreign_parts
@@ -189,13 +190,16 @@ def _pixel_infima(
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - gamma(1) * low.abs(), high + gamma(1) * high.abs()
     uneven = torch.sign(safe) * (safe.abs() != 1)
+    # What c has lost by underflow may matter after a division by a small d.
+    error = c.error + underflow(c.error.abs() + c.value.abs())
 
     def at_ends(reach: float) -> Tensor:
-        reached = (reach * (1 + gamma(1))) * c.error
+        reached = (reach * (1 + gamma(1))) * error
         ends = torch.stack([c.value + sign * reached for sign in signs])
         slopes = ends / safe
         # Divisions by 1 or -1 are exact; others are rounded outwards.
-        rounding = torch.stack([(sign * gamma(2)) * uneven for sign in signs]) * slopes.abs()
+        outwards = torch.stack([sign * uneven for sign in signs])
+        rounding = outwards * (gamma(2) * slopes.abs() + underflow(ends))
         of_seen = _infima(fidelity, slopes + rounding, low, high)
         found = torch.where(seen, of_seen, _linear_infima(ends, lower, upper) + unseen)
         return found.amin(0) if len(signs) > 1 else found[0]
@@ -217,6 +221,7 @@ def _infima(fidelity: Fidelity, slopes: Tensor, low: Tensor, high: Tensor) -> Te
 def _linear_infima(g: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """g x at its smallest over lower <= x <= upper, rounded down; -inf where there is none."""
     value = torch.where(g > 0, g * lower, torch.where(g < 0, g * upper, 0.0))
+    value = torch.where(g.isfinite(), value, -math.inf)
     return torch.where(value.isinf(), value, value - gamma(1) * value.abs())
 
 
@@ -272,7 +277,8 @@ def _behind_operator(
         new = expand_per_image(share, v) * v + expand_per_image(level, v) * d
         parts = seen.times(share) + push.times(level) + minorant.c.times(share)
         size = largest(v) + expand_per_image(level.abs(), v)
-        return new, Rounded(parts.value, parts.error + gamma(3) * size.amax(1, True) * off_by)
+        size = expand_per_image(size.flatten(1).amax(1), off_by)
+        return new, Rounded(parts.value, parts.error + gamma(3) * size * off_by)
 
     need = torch.where(missing > 0, missing / (sign * push.value - SPARE * push.error), 0.0)
     need = torch.where((missing > 0) & ~usable, math.inf, need).flatten(1).amax(1)

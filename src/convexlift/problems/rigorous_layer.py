@@ -30,7 +30,7 @@ from convexlift.problems.pooled_layers import above_pooling
 from convexlift.problems.rigorous_kernels import KernelSums
 from convexlift.problems.rigorous_strips import StripSums
 from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
-from convexlift.problems.rounding import Rounded, channel_means, gamma, largest
+from convexlift.problems.rounding import Rounded, channel_means, gamma, largest, underflow
 
 STEPS = 16
 """More than the rounding errors of W h(a) from a, and of t (s b - h*(s)) from s and t."""
@@ -122,7 +122,7 @@ class RigorousLayer:
         h, V, bias = self.sums.h, self.sums.V, self.sums.layer.bias
         reach = V.magnitude(largest(x), tuple(x.shape[1:]))
         reach = reach if bias is None else reach + largest(bias)
-        error = gamma(V.weight[0].numel() + 1) * reach
+        error = gamma(V.weight[0].numel() + 1) * reach + underflow(reach)
         low, high = (-reach, reach) if extent is None else (end[..., None, None] for end in extent)
         steepest, size = h.between((low - error).clamp_max(0), (high + error).clamp_min(0))
         return SPARE * (steepest * error + gamma(STEPS + additions) * size), SPARE * size

@@ -41,6 +41,7 @@ from convexlift.problems.rounding import (
     product,
     slopes,
     sum_rate,
+    underflow,
 )
 from convexlift.problems.variational import VariationalProblem
 from convexlift.tensors import Scalar, Shape
@@ -178,7 +179,10 @@ def _minorant_below(
     """c, and beta rounded down."""
     count, output = len(network.layers), weight * network.output
     t: dict[int, Rounded] = {
-        count: Rounded(output.expand(batch, *network.layers[-1].shape), gamma(1) * largest(output))
+        count: Rounded(
+            output.expand(batch, *network.layers[-1].shape),
+            gamma(1) * largest(output) + underflow(largest(network.output)),
+        )
     }
     beta, error = output.new_zeros(batch), output.new_zeros(batch)
     c = Rounded.exact(output.new_zeros((batch, *image_shape)))
@@ -219,8 +223,10 @@ def _chosen(h: Activation, dual: Dual, t: Rounded) -> tuple[Rounded, tuple[Tenso
         s = slopes(h, dual[:, inputs].to(p), t_here)
         p[:, inputs] = s * h.spread(t_here)
         steepest = largest(s)
-        sizes.append(steepest * h.spread(t_size[:, outputs]) * (1 + gamma(1)))
+        here = h.spread(t_size[:, outputs])
+        sizes.append(steepest * here * (1 + gamma(1)) + underflow(steepest, here))
         errors.append(steepest * h.spread(t_error[:, outputs]) + gamma(1) * sizes[-1])
+        errors[-1] = errors[-1] + underflow(steepest, here)
         if is_curved(h):
             values = h.select(outputs).conjugate(s)
             height = (largest(values) + elementary(h) * ends) * (1 + elementary(h))

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convexlift.freed_memory import give_back
 from convexlift.networks.bound_network import BoundLayer
 from convexlift.operators.convolution import FEW_CHANNELS, ConvolutionOperator
 from convexlift.problems.packed_slopes import Dual
 from convexlift.problems.rigorous_sums import Bend, Extent, LayerSums
 from convexlift.problems.rounding import BLOCK, CACHED, block_sum, channel_sums
-from convexlift.strips import local
+from convexlift.strips import give_back, local
 from convexlift.tensors import channel_extent
 
 ALL = slice(None)

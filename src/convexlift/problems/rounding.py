@@ -3,8 +3,9 @@
 The sum of n products, in any order, errs by at most gamma_n sum |a_i b_i| with
 gamma_n = n u / (1 - n u) and u = 2^-53 (Higham, Accuracy and Stability of Numerical Algorithms,
 sections 3.1 and 4.2). The sums of absolute values are bounded channel by channel
-(``LinearOperator.magnitude``), without a second pass over the pixels. ``claims`` accounts for
-underflow.
+(``LinearOperator.magnitude``), without a second pass over the pixels. What underflows is off by up
+to 2^-1075 in place of a relative error: products that later ones multiply add ``TINY``, and
+``claims`` accounts for all others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -23,6 +25,10 @@ from convexlift.tensors import Shape, channel_extent, converted
 
 UNIT = 2.0**-53
 """Half the distance from 1 to the next number: the largest relative error of one operation."""
+TINY = 1e-300
+"""More than what the products in one entry of a result lose by underflow."""
+FAINT = 1e-150
+"""Added to sizes of errors that are multiplied with weights, so that they do not underflow."""
 CACHED = 2**17
 """Numbers processed at once on a CPU (1 MB)."""
 LARGE = 2**26
@@ -53,6 +59,12 @@ def _size(value: Tensor, error: Tensor) -> Tensor:
     return value.abs() if error.shape == value.shape else largest(value)
 
 
+def underflow(*factors: Tensor, tiny: float = TINY) -> Tensor:
+    """TINY where all factors are nonzero; else their product is exactly 0."""
+    some = reduce(torch.logical_and, [factor != 0 for factor in factors])
+    return tiny * some.to(factors[0].dtype)  # not in torch's default precision
+
+
 @dataclass(frozen=True, eq=False)
 class Rounded:
     """|value - exact| <= error; the error has a shape that broadcasts to the value's.
@@ -77,7 +89,8 @@ class Rounded:
         """The product with stored numbers, one for each image."""
         factor = factor.reshape(-1, *([1] * (self.value.ndim - 1)))
         value, error = factor * self.value, factor.abs() * self.error
-        return Rounded(value, error + gamma(1) * _size(value, error))
+        lost = underflow(factor, _size(self.value, self.error))
+        return Rounded(value, error + gamma(1) * _size(value, error) + lost)
 
     @property
     def size(self) -> Tensor:
@@ -96,22 +109,24 @@ def product(K: LinearOperator, z: Rounded, input_shape: Shape, *, adjoint: bool 
 def _product(K: LinearOperator, z: Rounded, input_shape: Shape, adjoint: bool) -> Rounded:
     if (d := K.diagonal) is not None:  # errors stay in their pixels
         value = (d := converted(d, z.value)) * z.value
-        rounding = gamma(K.roundings(input_shape)) * value.abs() * (d.abs() != 1)
+        lost = underflow(d, z.value)
+        rounding = (gamma(K.roundings(input_shape)) * value.abs() + lost) * (d.abs() != 1)
         return Rounded(value, d.abs() * z.error * (1 + gamma(1)) + rounding)
     value = K.adjoint(z.value) if adjoint else K(z.value)
     rate = gamma(K.roundings(input_shape, adjoint=adjoint))
     if value.dtype != z.value.dtype:  # an operator for single precision only
         value, rate = value.to(z.value.dtype), rate * 2.0**29
     if K.nonnegative:  # then |K| |z| is K |z|, entry by entry
-        sizes = (z.value.abs() * rate + z.error).expand_as(z.value)
-        error = K.adjoint(sizes) if adjoint else K(sizes)
-        return Rounded(value, error.to(value) * (1 + rate))
+        sizes = (z.value.abs() * rate + z.error).expand_as(z.value) + underflow(z.value, tiny=FAINT)
+        error = (K.adjoint(sizes) if adjoint else K(sizes)).to(value) * (1 + rate)
+        return Rounded(value, error + underflow(error))
     inherited = largest(z.error).expand(-1, z.value.shape[1], *([-1] * (z.value.ndim - 2)))
     if K.single_operation and not adjoint:  # errors are then relative to the result
         passed = K.magnitude(inherited, input_shape)
         return Rounded(value, gamma(1) * value.abs() + passed * (1 + 1e-9))
-    sizes = rate * z.size + inherited
-    return Rounded(value, K.magnitude(sizes, input_shape, adjoint=adjoint) * (1 + 1e-9))
+    sizes = rate * z.size + inherited + underflow(z.size, tiny=FAINT)
+    error = K.magnitude(sizes, input_shape, adjoint=adjoint) * (1 + 1e-9)
+    return Rounded(value, error + underflow(error))
 
 
 def pieces(h: Activation, a: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -133,6 +148,7 @@ def activated(h: Activation, a: Rounded, weights: Tensor | None = None) -> Round
     steepest, reach = h.steepest(low, high), torch.maximum(low.abs(), high.abs())
     size = (steepest * reach + h.height(low, high)) * (1 + 1e-9)  # a bound on |h(a)|
     error = steepest * h.join(largest(a.error)) + 2 * elementary(h) * size
+    error = error + underflow(steepest, reach)
     parts = []
     for outputs, inputs in pieces(h, a.value):
         z = h.select(outputs).value(a.value[:, inputs])

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from convexlift.checks import adjoint_error, examine_activation, examine_fidelity, examine_operator
 from convexlift.descriptions import SHOWN, Described, Description, is_picture, picture
-from convexlift.double_precision import has_double
-from convexlift.eager import require_eager
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.functionals.terms import Box
 from convexlift.networks.activations import Activation
@@ -22,19 +20,23 @@ from convexlift.networks.adaptive import UNSTATED_NOISE, AdaptiveNetwork, Condit
 from convexlift.networks.bound_network import BoundNetwork, ForwardPass
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.operators.linear import Identity, LinearOperator
+from convexlift.precision import full_precision, has_double
 from convexlift.problems.evaluation import Evaluation
 from convexlift.problems.guesses import images_from_data, picture_for_guide
 from convexlift.problems.one_pass import regularizer_at
 from convexlift.problems.upward import upward
 from convexlift.problems.weights import checked_weight
 from convexlift.tensors import (
+    LARGEST_NUMBER,
     Scalar,
     Shape,
     TensorRecord,
     expand_per_image,
     first_non_finite,
-)  # fmt: skip
-from convexlift.tf32 import full_precision
+    named_numbers,
+    require_eager,
+    require_numbers,
+)
 
 ADJOINT_TOLERANCE = 1e-4
 """Rounding makes errors of 1e-6; back projections that are not adjoints make errors of 1e-2."""
@@ -94,6 +96,7 @@ class VariationalProblem(Described, TensorRecord):
         self.bounds.rounded_inward(self.fidelity.y.dtype)  # raises if the box is empty
         require_eager(self.tensors())
         self._check_same_place()
+        self.require_sound_numbers()
         self._check_parts()
         self._check_shapes()
         if isinstance(self.regularizer, AdaptiveNetwork):
@@ -105,8 +108,7 @@ class VariationalProblem(Described, TensorRecord):
             )
         self._check_network_shape()
         self.fidelity.require_explicable(self.bounds.lower, self._unseen)
-        self._check_operator()
-        self.regularizer.check_convexity()
+        self.require_sound_operator()
 
     @property
     def bounds(self) -> Box:
@@ -265,6 +267,24 @@ class VariationalProblem(Described, TensorRecord):
             conditioned = regularizer.condition(picture, noise, seen)
         object.__setattr__(self, "regularizer", conditioned)
 
+    def require_sound_numbers(self) -> None:
+        """Raise ValueError for numbers in a part for which no bound would hold, naming the part.
+
+        Tensors may have been edited in place, so ``solve`` and ``certify`` ask again.
+        """
+        names = "fidelity", "operator", "regularizer", "weight", "box"
+        named = [each for name in names for each in named_numbers(getattr(self, name), name)]
+        required = [*self.fidelity.requirements(), *self.regularizer.requirements()]
+        largest = min(LARGEST_NUMBER, torch.finfo(self.fidelity.y.dtype).max)
+        require_numbers(named, required, largest)
+
+    def require_sound_operator(self) -> None:
+        """Examine the operator, unless that was done and none of its tensors was edited since."""
+        if (edits := self.operator.edits()) != self.__dict__.get("_edits"):
+            self.__dict__.pop("upward", None)
+            self._check_operator()
+            self.__dict__["_edits"] = edits
+
     def _check_same_place(self) -> None:
         y = self.fidelity.y
         parts: dict[str, list[Tensor]] = {
@@ -282,10 +302,10 @@ class VariationalProblem(Described, TensorRecord):
 
     def _check_shapes(self) -> None:
         y, shape = self.fidelity.y, self.image_shape
-        if len(shape) not in (3, 4):
+        if len(shape) != 3:
             raise ValueError(
-                "data and images have shape (batch, channels, H, W), or (batch, channels, D, H, W) "
-                f"of volumes; these data make images of {shape} after the batch"
+                "images have shape (batch, channels, H, W); these data make images of "
+                f"{shape} after the batch"
             )
         try:
             with torch.no_grad():

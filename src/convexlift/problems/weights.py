@@ -6,8 +6,7 @@ import math
 
 from torch import Tensor
 
-from convexlift.eager import require_eager
-from convexlift.tensors import Scalar
+from convexlift.tensors import Scalar, require_eager
 
 
 def checked_weight(weight: object) -> Scalar:

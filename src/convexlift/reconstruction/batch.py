@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from convexlift.reconstruction import results
 from convexlift.reconstruction.contents import InputError
-from convexlift.reconstruction.reconstructor import PreparedImage, Reconstruction, Reconstructor
-from convexlift.reconstruction.results import Fingerprint, Previews
+from convexlift.reconstruction.reconstructor import (
+    PreparedImage,
+    Reconstruction,
+    Reconstructor,
+    version,
+)
 from convexlift.reconstruction.sources import Source, glance, sides
-from convexlift.reconstruction.volumes import prepare
 from convexlift.solvers.solution import Progress
-
-OF_THE_RUN = ("command", "files_at_once")
-"""Settings that do not change results."""
 
 
 class BatchListener:
-    """Progress listener of a batch; does nothing by default.
-
-    Attributes:
-        wants_previews: whether ``finished`` gets small pictures.
-    """
-
-    wants_previews = False
+    """Progress listener of a batch; does nothing by default."""
 
     def kept(self, source: Source) -> None:
         """A result of an earlier run is kept."""
@@ -38,7 +36,7 @@ class BatchListener:
     def progress(self, sources: Sequence[Source], now: Progress) -> None:
         """The solver made a check."""
 
-    def finished(self, source: Source, record: dict[str, Any], previews: Previews | None) -> None:
+    def finished(self, source: Source, record: dict[str, Any]) -> None:
         """A file is written."""
 
     def failed(self, source: Source, error: Exception) -> None:
@@ -78,7 +76,6 @@ def reconstruct_files(
     proof: bool = False,
     resume: bool = False,
     command: str | None = None,
-    client: Any = None,
 ) -> BatchResult:
     """Reconstruct all files, and write each result as soon as it is known.
 
@@ -91,22 +88,14 @@ def reconstruct_files(
         reconstructor: the task and its options.
         listener: receives the progress.
         proof: whether to write proof files.
-        resume: skip files whose results an earlier run finished, from the same inputs and with the
-            same settings.
+        resume: skip files whose results an earlier run of this version finished, from the same
+            inputs and with the same settings.
         command: the command line, for the records.
-        client: a ``distributed.Client``, whose workers solve the tiles of large images.
     """
     run = _Run(reconstructor, listener or BatchListener(), proof, command)
-    run.solver.client = client
     good = []
-    known: dict[Path, Fingerprint] = {}  # one for each volume, shared by its slabs
     for source in sources:  # files that cannot be opened are reported before any work
-        if source.path not in known:
-            known[source.path] = fingerprint_of(source, reconstructor)
-        run.inputs[source] = known[source.path]
-        record = None
-        if resume:
-            record = earlier_record(source, reconstructor, known[source.path], proof=proof)
+        record = earlier_record(source, reconstructor, proof=proof) if resume else None
         if record is not None:
             run.result.earlier.append(record)
             run.listener.kept(source)
@@ -120,9 +109,9 @@ def reconstruct_files(
                 run.result.left += good[number:]
                 break
             run.listener.reading(source)
-            run.solver.folder = source.target.absolute().parent
             try:
-                image = prepare(reconstructor, source, run.solver)
+                run.digests[source] = inputs_digest(source, reconstructor)
+                image = reconstructor.prepare(source.path, run.solver, source.target)
                 if proof and run.solver.tiles_for(image.data) is not None:
                     raise InputError(
                         "it is too large for a proof file, whose dual variables would not fit the "
@@ -150,7 +139,7 @@ class _Run:
     command: str | None
     result: BatchResult = field(default_factory=BatchResult)
     waiting: list[tuple[Source, PreparedImage]] = field(default_factory=list)
-    inputs: dict[Source, Fingerprint] = field(default_factory=dict)
+    digests: dict[Source, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.solver = self.reconstructor.solver()
@@ -199,51 +188,52 @@ class _Run:
     def finish(self, source: Source, result: Reconstruction) -> None:
         record = result.record
         record |= {"input": str(source), "output": str(source.target)}
-        record["settings"] |= {"command": self.command} if self.command else {}
+        record |= {"command": self.command} if self.command else {}
+        record["digest"] = self.digests.pop(source)
         try:
             results.require_bound(result)
-            record["inputs"] = self.inputs[source]
             weights = self.reconstructor.weight_map
             results.write_result(source, result, weight_map=weights, proof=self.proof)
         except Exception as error:
             self.fail(source, error)
             return
         self.result.records.append(record)
-        wanted = self.listener.wants_previews
-        self.listener.finished(source, record, results.previews(result) if wanted else None)
+        self.listener.finished(source, record)
 
 
-def fingerprint_of(source: Source, reconstructor: Reconstructor) -> Fingerprint:
-    """The fingerprint of all files that a result is made from."""
+def inputs_digest(source: Source, reconstructor: Reconstructor) -> str:
+    """SHA-256 of all files that a result is made from, and of arrays given as options."""
     beside = [*sides(source.path), *reconstructor.reads([source.path])]
-    return results.fingerprint([source.path, *beside])
+    files = results.files_digest([source.path, *beside, *reconstructor.saved])
+    whole = hashlib.sha256(files.encode())
+    for option in fields(reconstructor):
+        value = getattr(reconstructor, option.name)
+        if isinstance(value, Tensor | np.ndarray):
+            whole.update(np.asarray(torch.as_tensor(value).cpu()).tobytes())
+    return whole.hexdigest()
 
 
 def earlier_record(
-    source: Source, reconstructor: Reconstructor, inputs: Fingerprint, *, proof: bool
+    source: Source, reconstructor: Reconstructor, *, proof: bool
 ) -> dict[str, Any] | None:
-    """The record of a finished result with the same inputs and settings, else None.
+    """The record of a result that this version made from the same inputs and settings, else None.
 
-    A result is finished if its files exist and belong together, and Ctrl-C did not end its solve.
+    A result is finished if its files exist, the output is the one that was written, and Ctrl-C did
+    not end its solve.
     """
     places = source.results(
         gap_map=reconstructor.gap_map, weight_map=reconstructor.weight_map, proof=proof
     )
+    if not all(place.is_file() for place in places):
+        return None
+    settings = json.loads(json.dumps(reconstructor.settings()))  # with lists in place of tuples
     try:
-        if not all(place.is_file() for place in places[source.slab is not None :]):
-            return None
-        record = json.loads(source.record.read_text(encoding="utf-8"))
-        made = (record["inputs"], _options(record["settings"]), record["output_sha256"])
-        if made != (inputs, _options(reconstructor.settings()), results.digest(source)):
-            return None
+        record: dict[str, Any] = json.loads(source.record.read_text(encoding="utf-8"))
         unfinished = record["status"] == "INTERRUPTED" or record["lower_bound"] is None
-        return None if unfinished else dict(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # not a record of this version
-
-
-def _options(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that results depend on, as JSON stores them."""
-    kept = {name: value for name, value in settings.items() if name not in OF_THE_RUN}
-    decoded: dict[str, Any] = json.loads(json.dumps(kept))
-    return decoded
+        if unfinished or (record["version"], record["settings"]) != (version(), settings):
+            return None
+        same_output = record["output_sha256"] == results.file_digest(source.target)
+        same_inputs = record["digest"] == inputs_digest(source, reconstructor)
+        return record if same_output and same_inputs else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # damaged, or of another version

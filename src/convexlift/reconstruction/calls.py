@@ -11,12 +11,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from convexlift.models.files import pair
-from convexlift.reconstruction import results, volumes
+from convexlift.reconstruction import results
 from convexlift.reconstruction.batch import BatchListener, BatchResult, reconstruct_files
-from convexlift.reconstruction.contents import InputError, is_path
+from convexlift.reconstruction.contents import InputError
 from convexlift.reconstruction.distribution import distribute_files
-from convexlift.reconstruction.mri import MRIReconstructor
 from convexlift.reconstruction.pictures import Denoiser, Inpainter
 from convexlift.reconstruction.reconstructor import Reconstruction, Reconstructor
 from convexlift.reconstruction.scans import ScanLike, ScanReconstructor
@@ -24,7 +22,7 @@ from convexlift.reconstruction.solution import Callback
 from convexlift.reconstruction.sources import Source, check_targets, find_sources
 
 RECONSTRUCTORS: dict[str, type[Reconstructor]] = {
-    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor, MRIReconstructor)
+    kind.task: kind for kind in (Denoiser, Inpainter, ScanReconstructor)
 }
 """Reconstructors by task."""
 
@@ -46,9 +44,8 @@ def reconstruct(
             every image is a plane of its own. Floats are in [0, 1] or, like those of NPY files, in
             any range, which is then mapped to it. For ``ct``: the path of a sinogram, a
             ``cl.scans.Sinogram``, or an array of projections with ``geometry`` and ``quantity``;
-            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array. For ``mri``:
-            the path of a file with k-space, or a ``cl.scans.KSpace``.
-        task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
+            with ``simulate``, a slice as a path, a ``cl.scans.Volume`` or an array.
+        task: ``denoise``, ``inpaint`` or ``ct``.
         progress: called with a ``cl.Progress`` at every check of the solver, with the planes that
             are solved at once; return ``True`` to stop with the best image so far.
         options: the fields of ``Denoiser``, ``Inpainter`` or ``ScanReconstructor``. Masks and
@@ -76,7 +73,6 @@ def reconstruct_many(
     force: bool = False,
     table: str | os.PathLike[str] | None = None,
     listener: BatchListener | None = None,
-    volume: bool = False,
     **options: Any,
 ) -> BatchResult:
     """Reconstruct files, folders or globs into a folder, like ``convexlift reconstruct``.
@@ -86,16 +82,15 @@ def reconstruct_many(
 
     Args:
         inputs: a file, a folder or a glob, or several of them.
-        output: a file for one input file or one volume, else a folder.
-        task: ``denoise``, ``inpaint``, ``ct`` or ``mri``.
+        output: a file for one input file, else a folder.
+        task: ``denoise``, ``inpaint`` or ``ct``.
         client: a ``distributed.Client``, whose workers reconstruct one file at a time.
         proof: whether to write proof files.
-        resume: keep finished results of an earlier run with the same inputs and settings.
+        resume: keep finished results of an earlier run of this version with the same inputs and
+            settings; other files with the names of results are replaced.
         force: overwrite earlier results.
         table: a Parquet or CSV file for gap, status, time and error of every file.
         listener: receives the progress.
-        volume: the files of the folder are slices of one volume, with one noise level, one range
-            and one weight; a result in one file is always treated as one volume.
         options: as for ``cl.reconstruct``.
     """
     with _python_names():
@@ -103,11 +98,7 @@ def reconstruct_many(
         several = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
         sources = find_inputs(chosen, [str(each) for each in several], Path(output))
         tables = [] if table is None else [Path(table)]
-        require_targets(chosen, sources, force=force, resume=resume, proof=proof, tables=tables)
-        if volumes.is_volume(sources):
-            chosen, sources = volumes.divide(chosen, sources[0], force=force, resume=resume)
-        elif volume:
-            chosen, sources = volumes.shared(chosen, sources, [str(each) for each in several])
+        require_targets(chosen, sources, replace=force or resume, proof=proof, tables=tables)
         listener = listener or BatchListener()
         if client is None:
             result = reconstruct_files(sources, chosen, listener, proof=proof, resume=resume)
@@ -123,28 +114,22 @@ def reconstruct_many(
 def find_inputs(reconstructor: Reconstructor, inputs: Sequence[str], output: Path) -> list[Source]:
     """The files for the task, each with its target; wrong options are errors."""
     sources = find_sources(inputs, output, reconstructor.suffixes, reconstructor.ending)
-    if not volumes.is_volume(sources):  # whose files the checks would read completely
-        reconstructor.check(sources)
+    reconstructor.check(sources)
     return sources
 
 
 def require_targets(
-    reconstructor: Reconstructor, sources: Sequence[Source], *, force: bool, resume: bool,
-    proof: bool, summary: Path | None = None, tables: Sequence[Path] = (),
+    reconstructor: Reconstructor, sources: Sequence[Source], *, replace: bool, proof: bool,
+    summary: Path | None = None, tables: Sequence[Path] = (),
 ) -> None:  # fmt: skip
     """Create the folders, and raise if results or tables cannot be written."""
     for table in tables:
         results.require_table(table)
-    given = reconstructor.regularizer
-    saved = [file for file in pair(given) if file.is_file()] if is_path(given) else []
-    also_read = [*reconstructor.reads([source.path for source in sources]), *saved]
-    if volume := volumes.is_volume(sources):
-        overviews = [*tables, *([] if summary is None else [summary])]
-        volumes.require_apart(sources[0], also_read, overviews)
+    also_read = [*reconstructor.reads([source.path for source in sources]), *reconstructor.saved]
+    overviews = [*tables, *([] if summary is None else [summary])]
     check_targets(
-        [] if volume else sources, force=force, resume=resume, gap_map=reconstructor.gap_map,
-        weight_map=reconstructor.weight_map, proof=proof, summary=summary, tables=tables,
-        also_read=also_read,
+        sources, replace=replace, gap_map=reconstructor.gap_map,
+        weight_map=reconstructor.weight_map, proof=proof, also_read=also_read, overviews=overviews,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from convexlift.files.pictures import (
     Picture,
     PictureFormat,
     Range,
+    count_pages,
     displayed_size,
     equal_channels,
     read_picture,
@@ -37,7 +38,6 @@ from convexlift.scans.dicom_pictures import (
     write_dicom_picture,
 )
 from convexlift.scans.dicom_reading import DICOM_SUFFIXES
-from convexlift.scans.volume_sources import count_planes, is_series, is_source, read_slab
 from convexlift.tasks import Bounds
 
 DICOM = DICOM_SUFFIXES
@@ -174,15 +174,11 @@ class Contents:
         else:
             write_picture(picture, target)
 
-    def truth(self, truth: ImageLike, choice: RangeChoice, max_megapixels: float | None) -> Tensor:
+    def truth(self, truth: ImageLike, choice: RangeChoice) -> Tensor:
         """Another image on the scale of this one, aligned as both are displayed."""
         if self.volume is not None:
-            return open_contents(
-                truth, max_megapixels=max_megapixels, what="the truth", pages=self.pages_of(truth)
-            ).images
-        picture, name = open_picture(
-            truth, "the truth", max_megapixels, choice, self.pages_of(truth)
-        )
+            return open_contents(truth, what="the truth").images
+        picture, name = open_picture(truth, "the truth", choice, self.pages_of(truth))
         self.require_size("truth", name, picture)
         own, other = self.picture.stored.dtype, picture.stored.dtype
         # In the numbers of this picture, unless both use the whole range of different types.
@@ -231,7 +227,6 @@ def open_contents(
     image: ImageLike,
     choice: RangeChoice = "auto",
     *,
-    max_megapixels: float | None = None,
     what: str = "the image",
     pages: slice | None = None,
 ) -> Contents:
@@ -242,17 +237,19 @@ def open_contents(
     """
     is_dicom = is_path(image) and Path(image).suffix.lower() in DICOM
     if pages is not None and (is_dicom or not is_path(image)):
-        raise InputError("--slices chooses planes of TIFF, NPY, HDF5 and zarr files, and of series")
-    series = is_path(image) and is_series(Path(image))
-    if series or (is_dicom and is_hounsfield(Path(str(image)), max_megapixels)):
-        volume = scans.read_dicom(
-            Path(str(image)), max_megapixels=max_megapixels, slices=pages or slice(None)
+        raise InputError("--slices chooses planes of TIFF and NPY files")
+    if is_path(image) and Path(image).is_dir():
+        raise InputError(
+            f"{image} is a folder; name one of its files, or reconstruct all of them with "
+            "cl.reconstruct_many"
         )
+    if is_dicom and is_hounsfield(Path(str(image))):
+        volume = scans.read_dicom(Path(str(image)))
         images = scans.hounsfield_to_unit(volume.images).float()
         picture = Picture(volume.values.numpy())
         hounsfield = NumberRange((-1024.0, 1500.0))
-        return Contents(str(image), picture, images, None, hounsfield, volume=volume, pages=pages)
-    picture, name = open_picture(image, what, max_megapixels, choice, pages)
+        return Contents(str(image), picture, images, None, hounsfield, volume=volume)
+    picture, name = open_picture(image, what, choice, pages)
     if WINDOW in picture.metadata and choice == "auto":
         low, high = display_range(picture)
         stored = "stored " * (DATASET in picture.metadata)
@@ -282,23 +279,20 @@ def count_in(image: ImageLike) -> int:
         return int(np.prod(image.shape[:-2]))
     if Path(image).suffix.lower() in DICOM:
         return read_dicom_picture(Path(image)).pages
-    return count_planes(Path(image))
+    return count_pages(Path(image))
 
 
 def open_picture(
     image: ImageLike,
     what: str,
-    max_megapixels: float | None,
     choice: RangeChoice = "auto",
     pages: slice | None = None,
 ) -> tuple[Picture, str]:
     """The picture of a file or an array, and its name in errors."""
     if is_path(image) and Path(image).suffix.lower() in DICOM:
-        return read_dicom_picture(Path(image), max_megapixels), str(image)
-    if is_path(image) and is_source(Path(image)):
-        return read_slab(Path(image), pages or slice(None), max_megapixels), str(image)
+        return read_dicom_picture(Path(image)), str(image)
     if is_path(image):
-        picture = read_picture(Path(image), max_megapixels=max_megapixels, pages=pages)
+        picture = read_picture(Path(image), pages=pages)
         return picture, str(image)
     if not isinstance(image, Tensor | np.ndarray):
         raise InputError(f"{what} is a path, a tensor or an array, got {type(image).__name__}")

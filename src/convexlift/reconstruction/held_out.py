@@ -1,4 +1,4 @@
-"""Data held out to choose a weight, and residuals relative to noise alone.
+"""Data held out to choose a weight.
 
 For each kind of noise the data can be split into two independent parts:
 
@@ -43,19 +43,9 @@ HELD_OUT = 0.1
 
 def split(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
     """Independent data to reconstruct from, and a score by the held-out data; see the module."""
-    return _rules(data)[0](data, noise, generator)
-
-
-def discrepancy(data: Measurement, noise: Noise | None, x: Tensor) -> float:
-    """The residual of x over the residual that noise alone would leave.
-
-    Squared L2    ||c (x - y)|| / (sigma sqrt(n)), where c picks n pixels, seen and not clipped;
-    with weights  sqrt(mean of omega (A x - y)^2), over the rays that were measured, over sigma
-                  where the variances are sigma^2 / omega;
-    counts        sqrt(2 D(A x, y) / n): twice the data term is about chi^2 with n degrees;
-    L1            ||A x - y||_1 / (f n / 2): a pixel that was hit is at the mean distance 1/2.
-    """
-    return _rules(data)[1](data, noise, x)
+    if data.fidelity.likelihood is None:
+        raise TypeError(f"no rule for {type(data.fidelity).__name__}; give the weight as a number")
+    return SPLITTERS[data.fidelity.likelihood](data, noise, generator)
 
 
 def _split_gaussian(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
@@ -69,12 +59,6 @@ def _split_gaussian(data: Measurement, noise: Noise | None, generator: torch.Gen
     return replace(data, fidelity=SquaredL2(y + math.sqrt(EXTRA) * drawn)), score
 
 
-def _gaussian_residual(data: Measurement, noise: Noise | None, x: Tensor) -> float:
-    counted, sigma = _counted(data, _level(noise)), _level(noise)
-    residual = (counted * (x - data.fidelity.y)).double().norm()
-    return float(residual) / (sigma * math.sqrt(max(1.0, float(counted.sum()))))
-
-
 def _split_weighted(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
     y, A, omega = data.fidelity.y, data.operator, torch.as_tensor(data.fidelity.weights)
     level = 1.0 if noise is None else noise.level
@@ -86,13 +70,6 @@ def _split_weighted(data: Measurement, noise: Noise | None, generator: torch.Gen
         return float((omega * (A(x) - other) ** 2).double().sum())
 
     return replace(data, fidelity=WeightedL2(y + math.sqrt(EXTRA) * drawn, omega)), score
-
-
-def _weighted_residual(data: Measurement, noise: Noise | None, x: Tensor) -> float:
-    omega = torch.as_tensor(data.fidelity.weights)
-    terms = (omega * (data.operator(x) - data.fidelity.y) ** 2).double().sum()
-    count = int((omega > 0).expand_as(data.fidelity.y).sum())
-    return math.sqrt(float(terms) / max(1, count)) / (1.0 if noise is None else noise.level)
 
 
 def _split_counts(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
@@ -109,11 +86,6 @@ def _split_counts(data: Measurement, noise: Noise | None, generator: torch.Gener
     return replace(data, fidelity=kept, operator=rest * A), score
 
 
-def _counts_residual(data: Measurement, noise: Noise | None, x: Tensor) -> float:
-    value = data.fidelity.value(data.operator(x)).sum()
-    return math.sqrt(float(2 * value) / data.fidelity.y.numel())
-
-
 def _split_pixels(data: Measurement, noise: Noise | None, generator: torch.Generator) -> Split:
     y = data.fidelity.y
     draw = torch.rand(y.shape, generator=generator, device=generator.device)
@@ -126,28 +98,14 @@ def _split_pixels(data: Measurement, noise: Noise | None, generator: torch.Gener
     return replace(data, fidelity=L1(y * seen), operator=Mask(seen)), score
 
 
-def _pixels_residual(data: Measurement, noise: Noise | None, x: Tensor) -> float:
-    y = data.fidelity.y
-    count = float(data.operator(torch.ones_like(y)).sum())
-    distance = float((data.operator(x) - y).abs().double().sum())
-    return distance / max(1e-12, _level(noise) * count / 2)
-
-
 Splitter = Callable[[Measurement, Noise | None, torch.Generator], Split]
-Residual = Callable[[Measurement, Noise | None, Tensor], float]
-RULES: dict[str, tuple[Splitter, Residual]] = {
-    "gaussian": (_split_gaussian, _gaussian_residual),
-    "weighted gaussian": (_split_weighted, _weighted_residual),
-    "poisson": (_split_counts, _counts_residual),
-    "impulses": (_split_pixels, _pixels_residual),
+SPLITTERS: dict[str, Splitter] = {
+    "gaussian": _split_gaussian,
+    "weighted gaussian": _split_weighted,
+    "poisson": _split_counts,
+    "impulses": _split_pixels,
 }
-"""The rules for splits and residuals, by ``Fidelity.likelihood``."""
-
-
-def _rules(data: Measurement) -> tuple[Splitter, Residual]:
-    if data.fidelity.likelihood is None:
-        raise TypeError(f"no rule for {type(data.fidelity).__name__}; give the weight as a number")
-    return RULES[data.fidelity.likelihood]
+"""The rules for splits, by ``Fidelity.likelihood``."""
 
 
 def _level(noise: Noise | None) -> float:

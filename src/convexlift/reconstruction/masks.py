@@ -41,7 +41,6 @@ def seen_pixels(
     inverted: bool = False,
     colour: Colour | None = None,
     tolerance: int = 0,
-    max_megapixels: float | None = None,
 ) -> Tensor | None:
     """1 where a pixel was seen, (planes, 1, H, W), or None if all were.
 
@@ -55,7 +54,7 @@ def seen_pixels(
     if contents.missing is not None:
         seen[contents.missing] = 0
     if mask is not None:
-        seen *= _from_mask(contents, mask, inverted, max_megapixels)
+        seen *= _from_mask(contents, mask, inverted)
     if colour is not None:
         seen *= _from_colour(contents, colour, tolerance)
     if bool((seen.flatten(1).sum(1) == 0).any()):
@@ -65,11 +64,9 @@ def seen_pixels(
     return None if bool((seen == 1).all()) else seen
 
 
-def _from_mask(
-    contents: Contents, mask: ImageLike, inverted: bool, max_megapixels: float | None
-) -> Tensor:
+def _from_mask(contents: Contents, mask: ImageLike, inverted: bool) -> Tensor:
     own = contents.pages_of(mask)
-    picture, name = open_picture(mask, "the mask", max_megapixels, (0.0, 1.0), own)
+    picture, name = open_picture(mask, "the mask", (0.0, 1.0), own)
     contents.require_size("mask", name, picture)
     values = picture.values(picture.full_range)
     white = np.nan_to_num(values) >= 0.5

@@ -30,8 +30,7 @@ class Options:
         regularizer: a name, the path of a saved one, or ``tv``. convexlift models lists the names,
             and those that companies may use; photo-open is free for any use.
         weight: a number, or a rule. ``card``: the weight on the regularizer's card, scaled to noise
-            and texture. ``auto``: chosen by prediction of held-out data. ``discrepancy``: chosen so
-            that the residual is as large as the noise.
+            and texture. ``auto``: chosen by prediction of held-out data.
         strength: factor of the weight that the rule finds: above 1 smoother, below 1 sharper. For
             a regularizer that reads the data, which scales with the noise, that weight is 1. Give
             a weight as a number, or a strength, not both.
@@ -49,8 +48,6 @@ class Options:
         box: bounds on the image, on the scale of the regularizer, in place of the task's own.
         truth: clean image, or a folder with clean images of the inputs' names, to compute PSNR and
             SSIM.
-        max_megapixels: largest file to read, in millions of numbers over all pages and channels;
-            by default 500, and less for short files, which cannot hold so many.
     """
 
     regularizer: "str | os.PathLike[str] | InputConvexNetwork" = "photo-open"
@@ -67,15 +64,12 @@ class Options:
     weight_map: bool = False
     box: "Bounds | None" = None
     truth: "ImageLike | None" = None
-    max_megapixels: float | None = None
 
     task: ClassVar[str]
     python_only: ClassVar[tuple[str, ...]] = ("check_every", "box")
     """Options that the command line does not have; records leave out their defaults."""
     ending: ClassVar[Any] = None
     """The ending of results in a folder, if it differs from their input's."""
-    planes_option: ClassVar[str] = "slices"
-    """The option that chooses planes of a file."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The options alone: another process finds its own device and loads the network itself."""
@@ -101,8 +95,7 @@ class DenoiseOptions(Options):
         tiles: side of the tiles in which a large image is solved, in pixels, or ``off``. ``auto``:
             tiles that fit the memory, for images that do not. One certificate covers the whole
             image in either case; there are no proof files and gap maps of images in tiles.
-        slices: planes of a TIFF, NPY, HDF5 or zarr file or of a series, FIRST:END (two numbers);
-            all by default.
+        slices: planes of a TIFF or NPY file, FIRST:END (two numbers); all by default.
         simulate: the image is clean: damage it first, and compare the result with it.
         seed: seed of the simulated noise; plane i has ``seed + i``.
         jpeg: for an array decoded from a JPEG file, its quantization table of luma, 64 numbers row
@@ -113,7 +106,7 @@ class DenoiseOptions(Options):
     sigma: float | None = None
     range: "RangeChoice" = "auto"
     tiles: int | Literal["auto", "off"] = "auto"
-    slices: tuple[int, ...] | None = None
+    slices: tuple[int, int] | None = None
     simulate: bool = False
     seed: int = 0
     jpeg: tuple[int, ...] | None = None
@@ -184,7 +177,6 @@ class ScanOptions(Options):
         views: number of directions of a simulated scan.
         bins: number of detector bins of a simulated scan.
         seed: seed of the simulated noise.
-        read_seconds: time limit for reading an HDF5 file; by default 20, and 1 for every 10 MB.
     """
 
     regularizer: Any = "ct-abdomen-chest"
@@ -211,52 +203,12 @@ class ScanOptions(Options):
     views: int = 200
     bins: int = 400
     seed: int = 0
-    read_seconds: float | None = None
 
     task: ClassVar[str] = "ct"
-    planes_option = "rows"
     python_only = (*Options.python_only, "geometry")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MRIOptions(Options):
-    """Slices from k-space of MRI scanners, as magnitudes in TIFF, NPY or PNG.
-
-    HDF5 in the layout of fastMRI or ISMRMRD, one coil or several, sampled on a grid. Sensitivities
-    of coils are estimated from the lowest frequencies; real and imaginary part are reconstructed
-    together. Not for diagnosis.
-
-    Args:
-        regularizer: total variation of complex images, ``tv``, or the path of a saved regularizer
-            of two channels.
-        weight: as for denoise; ``card`` is in proportion to the noise.
-        sigma: standard deviation of the real and of the imaginary part of k-space, in its units;
-            by default estimated from the highest frequencies.
-        slices: slices of the file, FIRST:END (two numbers); all by default.
-        size: side of the central square that is written; by default the size of the images in the
-            file, or the whole slice.
-        calibration: side of the square of low frequencies from which sensitivities are estimated.
-        simulate: all of k-space was sampled: leave out columns, and compare with the whole.
-        acceleration: with ``simulate``, the number of columns for each one that is kept.
-        seed: seed of the simulated columns.
-        read_seconds: time limit for reading a file; by default 20, and 1 for every 10 MB.
-    """
-
-    regularizer: Any = "tv"
-    sigma: float | None = None
-    slices: tuple[int, int] | None = None
-    size: int | None = None
-    calibration: int = 24
-    simulate: bool = False
-    acceleration: float = 4.0
-    seed: int = 0
-    read_seconds: float | None = None
-
-    task: ClassVar[str] = "mri"
-    python_only = (*Options.python_only, "truth")
-
-
 OPTIONS: dict[str, type[Options]] = {
-    kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions, MRIOptions)
+    kind.task: kind for kind in (DenoiseOptions, InpaintOptions, ScanOptions)
 }
 """Options by task."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from convexlift.reconstruction.contents import (
     Contents,
     ImageLike,
     InputError,
-    count_in,
     is_path,
     merge_equal_channels,
     open_contents,
@@ -144,14 +143,6 @@ class Denoiser(DenoiseOptions, Reconstructor):
             ),
         )  # fmt: skip
 
-    def fixed(self, prepared: PreparedImage) -> Self:
-        """The denoiser with the noise, range and weight of an image, for others like it."""
-        assert prepared.noise is not None
-        return replace(
-            self, noise=prepared.noise.kind, sigma=max(prepared.noise.level, LEAST_SIGMA),
-            range=tuple(prepared.about["range"]), weight=prepared.weight.value, strength=1.0,
-        )  # fmt: skip
-
     def _grouping(self, contents: Contents) -> Callable[[Tensor], Tensor]:
         """Planes as they are; red, green and blue as one image for a regularizer of colours."""
         if self.colour is not None and contents.channels == 3:
@@ -225,22 +216,9 @@ class Denoiser(DenoiseOptions, Reconstructor):
         self._seen(contents, path)
         self._truth(contents, path)
 
-    def require_pages(self, path: Path, planes: int) -> None:
-        """Raise unless the truth of a volume has a page for each plane, and its mask too or one."""
-        for what in ("mask", "truth"):
-            if (place := getattr(self, what, None)) is None:
-                continue
-            count = count_in(companion(place, path, what))
-            if count != planes and (what, count) != ("mask", 1):
-                or_one = ", or one for all" * (what == "mask")
-                raise InputError(
-                    f"the {what} has {count} pages, but {path} has {planes}; give one for "
-                    f"each{or_one}"
-                )
-
     def _contents(self, image: ImageLike, target: Path | None) -> Contents:
         pages = None if self.slices is None else slice(*self.slices)
-        contents = open_contents(image, self.range, max_megapixels=self.max_megapixels, pages=pages)
+        contents = open_contents(image, self.range, pages=pages)
         if pages is not None and len(contents.images) < len(range(*self.slices or ())):
             raise InputError(
                 f"{contents.name} has no page {pages.stop - 1}; --slices counts them from 0 on"
@@ -303,7 +281,7 @@ class Denoiser(DenoiseOptions, Reconstructor):
             return None
         suffixes = PICTURES if contents.is_dicom else PictureFormat.known_suffixes()
         truth = companion(self.truth, image, "truth", suffixes)
-        images = contents.truth(truth, self.range, self.max_megapixels)
+        images = contents.truth(truth, self.range)
         if images.shape != contents.images.shape:
             called = truth if is_path(truth) else "given"
             own, other = (
@@ -332,13 +310,10 @@ class Denoiser(DenoiseOptions, Reconstructor):
 
 
 def _is_range(slices: object) -> bool:
-    """Whether these are FIRST, END, or FIRST, END, STEP, as for planes spread over a volume."""
-    if not isinstance(slices, tuple) or len(slices) not in (2, 3):
+    """Whether these are FIRST and END."""
+    if not isinstance(slices, tuple) or len(slices) != 2:
         return False
-    if not all(isinstance(number, int) for number in slices):
-        return False
-    first, end, *step = slices
-    return bool(0 <= first < end and min(step, default=1) >= 1)
+    return all(isinstance(number, int) for number in slices) and 0 <= slices[0] < slices[1]
 
 
 def _as_planes(x: Tensor) -> Tensor:
@@ -356,7 +331,7 @@ class Inpainter(InpaintOptions, Denoiser):
             if not Path(self.mask).exists():
                 raise InputError(f"there is no mask {self.mask}; check the name")
             if Path(self.mask).is_file():  # a broken mask is an error before any work
-                open_picture(self.mask, "the mask", self.max_megapixels)
+                open_picture(self.mask, "the mask")
         if self.invert_mask and self.mask is None:
             raise InputError("--invert-mask needs --mask")
         self.require("colour_tolerance", 0 <= self.colour_tolerance <= 255, "0 to 255")
@@ -382,7 +357,7 @@ class Inpainter(InpaintOptions, Denoiser):
         mask = None if self.mask is None else companion(self.mask, image, "mask")
         seen = seen_pixels(
             contents, mask, inverted=self.invert_mask, colour=self._colour(),
-            tolerance=self.colour_tolerance, max_megapixels=self.max_megapixels,
+            tolerance=self.colour_tolerance,
         )  # fmt: skip
         if seen is None:
             raise _nothing_missing(contents.name)

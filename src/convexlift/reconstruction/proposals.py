@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shlex
 import warnings
@@ -22,7 +21,6 @@ from convexlift.reconstruction.contents import (
     open_contents,
 )
 from convexlift.reconstruction.jpeg_noise import before_compression
-from convexlift.reconstruction.mri import MRIReconstructor
 from convexlift.reconstruction.noise import estimate_noise, is_line_art, sampled
 from convexlift.reconstruction.pictures import Denoiser
 from convexlift.reconstruction.readings import (
@@ -35,17 +33,13 @@ from convexlift.reconstruction.reconstructor import Reconstructor
 from convexlift.reconstruction.scans import ScanReconstructor
 from convexlift.reconstruction.slices import read_slices
 from convexlift.reconstruction.sources import SINOGRAMS, Source, glance, sides
-from convexlift.reconstruction.volumes import is_volume, require_planes
 from convexlift.scans.files import read_sinogram
-from convexlift.scans.kspace import SUFFIXES as K_SPACES
-from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinograms import Sinogram, as_tensor
-from convexlift.scans.volume_sources import count_planes
 from convexlift.transmission import line_integrals
 
 PAINTS = ("#ff00ff", "#00ff00", "#00ffff", "#ff0000")
 """Colours that mark missing parts; photographs have hardly any pixel of them."""
-RESULTS = {"denoise": "denoised", "inpaint": "filled", "ct": "slice", "mri": "image"}
+RESULTS = {"denoise": "denoised", "inpaint": "filled", "ct": "slice"}
 """Endings of the names of results, by task."""
 PAINTED = 1e-3
 """The least share of pixels in such a colour."""
@@ -58,7 +52,7 @@ class Proposal:
     Attributes:
         path: the file.
         about: its content in words, or the reason why nothing can be done.
-        task: denoise, inpaint, ct or mri; None if nothing can be done.
+        task: denoise, inpaint or ct; None if nothing can be done.
         options: the options of the command line, besides the names of files.
         ending: the ending of the result's name.
         otherwise: another possible kind of the file, and the command for it.
@@ -78,7 +72,7 @@ class Proposal:
         return self.path.with_name(f"{self.path.stem}-{done}{self.ending or self.path.suffix}")
 
 
-def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
+def propose(path: Path) -> Proposal:
     """Examine a file; files that cannot be read are described, not raised."""
     ending = path.suffix.lower()
     if (advice := EXPORTS.get(ending)) is not None:
@@ -86,12 +80,12 @@ def propose(path: Path, max_megapixels: float | None = None) -> Proposal:
     if (wrong := glance(path)) is not None:
         return Proposal(path, wrong)
     if ending in SINOGRAMS and (ending not in PICTURES or sides(path)):
-        return _scan(path, max_megapixels)
+        return _scan(path)
     if ending not in PICTURES:
         known = ", ".join(sorted({*PICTURES, *SINOGRAMS}))
         return Proposal(path, f"not a kind of file that is read ({known})")
     try:
-        contents = open_contents(path, max_megapixels=max_megapixels)
+        contents = open_contents(path)
     except Exception as error:  # decoders raise nearly every type
         return Proposal(path, _reason(path, error))
     about = about_picture(contents)
@@ -124,20 +118,13 @@ def _as_sinogram(path: Path, contents: Contents) -> str:
     )
 
 
-def _scan(path: Path, max_megapixels: float | None) -> Proposal:
-    """The proposal for a sinogram, or for k-space or a volume, which HDF5 files may also hold."""
+def _scan(path: Path) -> Proposal:
+    """The proposal for a sinogram."""
     try:
-        scan = read_sinogram(path, max_megapixels=max_megapixels)
+        scan = read_sinogram(path)
         return Proposal(path, about_sinogram(scan), "ct", ending=".tif")
     except Exception as error:  # decoders raise nearly every type
         reason = _reason(path, error)
-    if path.suffix.lower() in K_SPACES:
-        with contextlib.suppress(Exception):
-            found = read_kspace(path, max_megapixels=max_megapixels)
-            return Proposal(path, about_kspace(found), "mri", ending=".tif")
-        with contextlib.suppress(Exception):
-            planes = count_planes(path, max_megapixels)
-            return Proposal(path, f"a volume of {planes} planes", "denoise")
     return Proposal(path, reason)
 
 
@@ -153,18 +140,12 @@ def plan(reconstructor: Reconstructor, source: Source) -> list[str]:
     path = source.path
     if (wrong := glance(path)) is not None:
         raise InputError(wrong)
-    if is_volume([source]):
-        first, end = require_planes(reconstructor, source)
-        return ["a volume, slab by slab", f"{end - first} planes"]
     if isinstance(reconstructor, ScanReconstructor) and not reconstructor.simulate:
         _, scan = reconstructor.read_scan(path)
         return [about_sinogram(scan), about_slices(reconstructor, scan)]
-    if isinstance(reconstructor, MRIReconstructor):
-        _, samples = reconstructor.read_scan(path)
-        return [about_kspace(samples)]
     if isinstance(reconstructor, Denoiser):
         return [about_picture(reconstructor.opened(path, source.target))]
-    _, volume, _, _ = read_slices(path, reconstructor.max_megapixels)
+    _, volume, _, _ = read_slices(path)
     slices, height, width = volume.values.shape
     return [f"{slices} slice{'s' * (slices > 1)} of {height} x {width}"]
 
@@ -211,16 +192,6 @@ def about_slices(reconstructor: ScanReconstructor, scan: Sinogram) -> str:
         return found
     photons = estimated_photons(integrals_of(scan.data.float(), quantity))
     return f"{found}; {photons:.3g} photons in a free ray (estimated)"
-
-
-def about_kspace(scan: KSpace) -> str:
-    """Slices, coils and the share that was sampled."""
-    slices, coils, height, width = scan.data.shape
-    share = 100 * float(scan.mask.double().mean())
-    return (
-        f"k-space, {height} x {width}: {slices} slice{'s' * (slices > 1)}, {coils} "
-        f"coil{'s' * (coils > 1)}, {share:.3g} % sampled"
-    )
 
 
 def painted(contents: Contents) -> str | None:

@@ -68,9 +68,7 @@ def require_described(
         )
 
 
-def read_field(
-    name: str, given: FieldLike | None, max_megapixels: float | None = None
-) -> Tensor | None:
+def read_field(name: str, given: FieldLike | None) -> Tensor | None:
     """A flat or dark field, given as a number, an array or an NPY file."""
     if given is None or isinstance(given, Tensor | np.ndarray):
         return None if given is None else torch.as_tensor(given).float()
@@ -81,7 +79,7 @@ def read_field(
     if not path.is_file():
         raise InputError(f"--{name} is a number or an NPY file, and there is no file {path}")
     with reading(path, "NPY"):
-        array = read_npy(path, max_megapixels)
+        array = read_npy(path)
         if array.dtype.kind not in "biuf":
             raise InputError(f"--{name} needs real numbers, and {path} holds {array.dtype}")
         return torch.from_numpy(array.astype(np.float32))

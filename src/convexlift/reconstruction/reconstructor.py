@@ -9,6 +9,7 @@ noise, chooses the weight) and solves the prepared ones.
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import os
 import sys
@@ -27,7 +28,7 @@ from torch import Tensor
 from convexlift.descriptions import Described, Description
 from convexlift.images import psnr, ssim
 from convexlift.json_values import finite
-from convexlift.models.files import names, sheet
+from convexlift.models.files import names, pair, sheet
 from convexlift.models.store import load
 from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
@@ -55,9 +56,9 @@ from convexlift.tasks import Measurement
 class Reconstructor(Options, ABC):
     """Prepares and solves images with the options of a task."""
 
-    positive: ClassVar[tuple[str, ...]] = ("strength", "max_megapixels")
+    positive: ClassVar[tuple[str, ...]] = ("strength",)
     search: ClassVar[StopWhen] = weights.SEARCH
-    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map", "max_megapixels")
+    quiet: ClassVar[tuple[str, ...]] = ("batch", "gap_map", "weight_map")
     """Options that records leave out: results do not depend on them."""
     division: ClassVar[Any] = "auto"
     """The division of large images; see ``PiecewiseSolver``."""
@@ -148,7 +149,7 @@ class Reconstructor(Options, ABC):
             spent=max(image.weight.seconds for image in images),
         )  # fmt: skip
         found, begin = [], 0
-        settings = self.settings() | {"files_at_once": len(images)}
+        settings = self.settings()
         for image in images:
             rows = slice(begin, begin + len(image.data))
             begin = rows.stop
@@ -160,7 +161,7 @@ class Reconstructor(Options, ABC):
             found.append(Reconstruction(
                 **vars(image), x=image.restored(own.x.cpu()), solution=own,
                 gap_map=None if gap_map is None else gap_map[rows],
-                record=record_of(image, own, settings),
+                record=record_of(image, own, settings) | {"files_at_once": len(images)},
             ))  # fmt: skip
         return found
 
@@ -180,7 +181,13 @@ class Reconstructor(Options, ABC):
         given |= {"weight": str(self.rule).removesuffix(".0"), "device": str(self.place)}
         if self._twin is not None:
             given["sha256_colour"] = sheet(self._twin).sha256
-        return given | {"version": sys.modules["convexlift"].__version__}  # set after imports
+        return given
+
+    @property
+    def saved(self) -> list[Path]:
+        """The files of a regularizer that the user saved."""
+        given = self.regularizer
+        return [file for file in pair(given) if file.is_file()] if is_path(given) else []
 
     @property
     def rule(self) -> WeightChoice:
@@ -229,8 +236,11 @@ class Reconstructor(Options, ABC):
 
     @cached_property
     def sha256(self) -> str | None:
-        """The digest of the weights, if the regularizer has a file."""
-        if self.regularizer == "tv" or isinstance(self.regularizer, InputConvexNetwork):
+        """The digest of the weights: of the regularizer's file, or of a network given in Python."""
+        if isinstance(self.regularizer, InputConvexNetwork):
+            tensors = self.network.state_dict().values()
+            return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
+        if self.regularizer == "tv":
             return None
         return sheet(self.regularizer).sha256
 
@@ -263,7 +273,7 @@ class PreparedImage:
         noise: estimated or given; None for scans whose rays differ in their noise.
         restored: maps planes of the solution to the numbers and the shape of the input.
         write: writes planes of the solution to a file.
-        compared: maps planes of the solution to those of the truth: magnitudes of complex images.
+        compared: maps planes of the solution to those of the truth.
         given: the data as planes, to compare with; None for a measured sinogram.
         truth: the clean planes, (planes, 1, H, W), if they are known.
         about: further facts for the record.
@@ -331,6 +341,12 @@ class Reconstruction(Described, PreparedImage):
         return Path(path)
 
 
+def version() -> str:
+    """The version of the package, which is set after its modules are imported."""
+    number: str = sys.modules["convexlift"].__version__
+    return number
+
+
 def record_of(
     prepared: PreparedImage, solution: Solution, settings: dict[str, Any]
 ) -> dict[str, Any]:
@@ -373,6 +389,7 @@ def record_of(
             {name: finite(value) for name, value in zip(columns, plane, strict=True)}
             for plane in zip(*columns.values(), strict=True)
         ],
+        "version": version(),
         "settings": settings,
     } | ({"notes": list(prepared.notes)} if prepared.notes else {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -12,13 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import load_extra, state_of
-from convexlift.files.volume_stores import read_planes, write_planes
-from convexlift.files.zarr_volumes import is_zarr
+from convexlift.files.formats import load_extra
 from convexlift.images import save_image, weight_picture
 from convexlift.reconstruction.contents import InputError, naming
 from convexlift.reconstruction.reconstructor import Reconstruction
@@ -26,18 +24,12 @@ from convexlift.reconstruction.sources import Source
 
 DECADES = 4
 """The range of the picture of a gap map, below its largest value."""
-SIDE = 120
-"""Pixels of the longer side of a preview."""
 COLUMNS = {
     "input": str, "output": str, "status": str, "gap": float, "objective": float,
     "lower_bound": float, "iterations": int, "seconds": float, "error": str,
 }  # fmt: skip
 """Columns of the table."""
 TABLES = (".parquet", ".csv")
-
-Fingerprint = list[list[Any]]
-Previews = tuple[Tensor | None, Tensor]
-"""Small pictures before and after, (1 or 3, h, w)."""
 
 
 def require_bound(result: Reconstruction) -> None:
@@ -58,29 +50,24 @@ def write_result(
 ) -> None:
     """Write the image, its maps and proof if there are any, and last the record.
 
-    The record is stored under a temporary name before the image is written: if the process is
-    killed in between, ``--resume`` recognises the image as a result.
+    If the process is killed in between, an older record does not fit the new image, whose digest it
+    lacks.
     """
     record = result.record
+    with naming(source.target):
+        result.save(source.target)
+    record["output_sha256"] = file_digest(source.target)
+    if result.gap_map is not None:
+        _write_map(result.gap_map, gap_picture(result.gap_map), *source.gap_maps)
+        record["gap_map"] = [str(place) for place in source.gap_maps]
+    weights = result.weight_map
+    if weight_map and weights is not None:
+        _write_map(weights, weight_picture(weights), *source.weight_maps)
+        record["weight_map"] = [str(place) for place in source.weight_maps]
+    if proof:
+        with naming(source.proof):
+            record["proof"] = str(result.solution.proof.save(source.proof))
     with naming(source.record), atomic_path(source.record) as part:
-        part.touch()
-        with naming(source.target):
-            if source.slab is None:
-                result.save(source.target)
-            else:
-                shown = result.x.reshape(-1, *result.x.shape[-2:])
-                write_planes(source.target, source.slab.at, shown.cpu().numpy())
-        record["output_sha256"] = digest(source)
-        if result.gap_map is not None:
-            _write_map(result.gap_map, gap_picture(result.gap_map), *source.gap_maps)
-            record["gap_map"] = [str(place) for place in source.gap_maps]
-        weights = result.weight_map
-        if weight_map and weights is not None:
-            _write_map(weights, weight_picture(weights), *source.weight_maps)
-            record["weight_map"] = [str(place) for place in source.weight_maps]
-        if proof:
-            with naming(source.proof):
-                record["proof"] = str(result.solution.proof.save(source.proof))
         part.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -102,50 +89,28 @@ def gap_picture(values: Tensor) -> Tensor:
 # Results of an earlier run -----------------------------------------------------------------------
 
 
-def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Name, length and modification time in ns of all files that a result is made from.
+def files_digest(paths: Sequence[Path]) -> str:
+    """SHA-256 of the contents of files, and of names and contents in folders.
 
-    For a folder: name, length and a digest of the names, lengths and times of its files.
+    Files that cannot be read are left out: whoever needs them explains why.
     """
-    found: Fingerprint = []
+    whole = hashlib.sha256()
     for path in paths:
-        try:
-            if path.is_dir():
-                state = state_of(path, deep=is_zarr(path))
-                mark = hashlib.sha256(repr(state).encode()).hexdigest()
-                found.append([path.name, sum(length for _, length, _ in state), mark])
-                continue
-            found.append([path.name, path.stat().st_size, path.stat().st_mtime_ns])
-        except OSError:  # reading the file explains why
-            found.append([path.name, None, None])
-    return found
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in inside:
+            with contextlib.suppress(OSError):
+                if file.is_file():
+                    whole.update(f"{file.relative_to(path)} {file_digest(file)}\n".encode())
+    return whole.hexdigest()
 
 
-def digest(source: Source) -> str:
-    """SHA-256 of a result: of the file, or of the planes of a slab."""
-    if source.slab is not None:
-        first, end, at = source.slab
-        stored = read_planes(source.target, at, at + end - first)
-        return hashlib.sha256(stored.tobytes()).hexdigest()
-    with source.target.open("rb") as file:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Overviews of many results -----------------------------------------------------------------------
-
-
-def previews(result: Reconstruction) -> Previews:
-    """Small pictures of the first image, before and after."""
-    colours = 3 if result.about.get("channels") == 3 else 1
-    before = None if result.given is None else _small(result.given, colours)
-    return before, _small(result.compared(result.solution.x), colours)
-
-
-def _small(planes: Tensor, colours: int) -> Tensor:
-    first = planes.detach().float().reshape(-1, 1, *planes.shape[-2:])[:colours].cpu()
-    factor = min(1.0, SIDE / max(first.shape[-2:]))
-    size = [max(1, round(factor * n)) for n in first.shape[-2:]]
-    return (F.interpolate(first, size, mode="area") if factor < 1 else first)[:, 0]
 
 
 def require_table(path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -71,10 +71,10 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     """Reconstruction of slices from scans."""
 
     positive = (*Reconstructor.positive, "photons", "background", "sigma", "size", "extent",
-                "water", "views", "bins", "read_seconds", "bin_width", "source_distance",
+                "water", "views", "bins", "bin_width", "source_distance",
                 "detector_distance")  # fmt: skip
     search: ClassVar[StopWhen] = StopWhen(gap=1e-2, max_iterations=100)
-    quiet = (*Reconstructor.quiet, "read_seconds", "geometry")
+    quiet = (*Reconstructor.quiet, "geometry")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,11 +115,6 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         """``auto`` unless given; ``card``, made for the simulated scan, with ``simulate``."""
         return self.weight or ("card" if self.simulate else "auto")
 
-    def fixed(self, prepared: PreparedImage) -> Self:
-        """The reconstructor with the weight and the photons of a scan, for others like it."""
-        photons = prepared.about.get("photons", self.photons)
-        return replace(self, weight=prepared.weight.value, strength=1.0, photons=photons)
-
     def settings(self) -> dict[str, Any]:
         """The settings, with the window as two numbers."""
         window = scans.Window.named(self.window)
@@ -151,7 +146,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     # Simulated scans -----------------------------------------------------------------------------
 
     def _simulated(self, image: ScanLike, solver: PiecewiseSolver) -> PreparedImage:
-        name, volume, images, shape = read_slices(image, self.max_megapixels)
+        name, volume, images, shape = read_slices(image)
         truth = images.clamp_min(0)
         background = PAPER_BACKGROUND if self.background is None else self.background
         task = SparseViewCT(
@@ -262,7 +257,6 @@ class ScanReconstructor(ScanOptions, Reconstructor):
             unit = self.angle_unit if Path(image).suffix.lower() in DataExchange.suffixes else None
             scan = scans.read_sinogram(
                 image, rows=None if self.rows is None else slice(*self.rows), angle_unit=unit,
-                max_megapixels=self.max_megapixels, read_seconds=self.read_seconds,
                 views=self._views(), quantity=self.quantity,
             )  # fmt: skip
             return str(image), scan
@@ -307,7 +301,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
     def _truth(self, slices: int, size: int, unit: float) -> Tensor:
         """Attenuation in units of the images, from HU."""
         if is_path(self.truth):
-            hu = scans.read_volume(self.truth, max_megapixels=self.max_megapixels).images
+            hu = scans.read_volume(self.truth).images
         else:
             hu = torch.as_tensor(self.truth)
             hu = hu.reshape(-1, 1, *hu.shape[-2:]).double()
@@ -381,7 +375,7 @@ class ScanReconstructor(ScanOptions, Reconstructor):
         return quantity, flat, dark
 
     def _field(self, name: str) -> Tensor | None:
-        return read_field(name, getattr(self, name), self.max_megapixels)
+        return read_field(name, getattr(self, name))
 
 
 _scanner = lru_cache(maxsize=2)(paper_scanner)

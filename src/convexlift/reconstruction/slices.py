@@ -26,9 +26,7 @@ HIDDEN = 0.98
 """The share of pixels outside a window above which a picture shows next to nothing."""
 
 
-def read_slices(
-    image: Any, max_megapixels: float | None
-) -> tuple[str, scans.Volume, Tensor, tuple[int, ...] | None]:
+def read_slices(image: Any) -> tuple[str, scans.Volume, Tensor, tuple[int, ...] | None]:
     """A name, slices in HU and on the scale of regularizers, and the shape of an array.
 
     Arrays and pictures without HU are taken to be on that scale.
@@ -44,11 +42,11 @@ def read_slices(
         return contents.name, volume, contents.images, contents.shape
     else:
         try:
-            volume = scans.read_volume(image, max_megapixels=max_megapixels)
+            volume = scans.read_volume(image)
         except (scans.ScanFileError, ImportError):
             if Path(image).suffix.lower() in DICOM:
                 raise
-            picture = read_picture(Path(image), max_megapixels=max_megapixels)
+            picture = read_picture(Path(image))
             if picture.channels > 1:
                 raise InputError(f"{image} has colours; save the slice as grey") from None
             unit = torch.from_numpy(picture.values(picture.full_range))

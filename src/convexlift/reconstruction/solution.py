@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -102,8 +101,6 @@ class PiecewiseSolver:
         interruption: ends all iterations once it is set.
         colour: the regularizer for images of three channels, if there is one.
         tiles: the division of large images; ``auto`` depends on the memory, None means never.
-        client: a ``distributed.Client``, whose workers solve tiles.
-        folder: the folder for results of tiles, which these workers must see.
     """
 
     network: InputConvexNetwork
@@ -114,8 +111,6 @@ class PiecewiseSolver:
     interruption: Interruption = field(default_factory=Interruption)
     colour: InputConvexNetwork | None = None
     tiles: Tiles | Literal["auto"] | None = "auto"
-    client: Any = None
-    folder: Path | None = None
 
     def network_for(self, data: Measurement) -> InputConvexNetwork:
         """The regularizer for images with as many channels as these."""
@@ -167,7 +162,6 @@ class PiecewiseSolver:
     def _needed(self, data: Measurement, pixels: int | None = None, *, alone: bool = False) -> int:
         """Bytes for one image of this kind; ``alone``, its dual variables may be packed."""
         planes, height, width = data.image_shape
-        planes = max(planes, data.fidelity.y.shape[1])  # coils of MRI
         network, layers = self.network_for(data), self.network_for(data).layers
         channels = sum(layer.channels * layer.activation.group for layer in layers)
         pixels, buffers = pixels or height * width, _BUFFERS
@@ -265,12 +259,8 @@ class PiecewiseSolver:
         )  # fmt: skip
         if self.interruption.status is not None:
             stop = replace(stop, max_iterations=0)
-        if self.client is not None:
-            tiles = replace(tiles, folder=self.folder)
         with self.interruption.during_a_solve():
-            solution = solve_tiles(
-                large, tiles=tiles, stop=stop, callback=callback, client=self.client
-            )
+            solution = solve_tiles(large, tiles=tiles, stop=stop, callback=callback)
         for status in (Status.STOPPED, Status.INTERRUPTED):
             if status in solution.status:
                 self.interruption.status = status

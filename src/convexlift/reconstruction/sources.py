@@ -3,88 +3,41 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from convexlift.files.atomic import leftovers, remove_dead_folders, remove_leftovers
-from convexlift.files.formats import EXPORTS, MEGAPIXELS
-from convexlift.files.pictures import PictureFormat, count_pages, read_picture
-from convexlift.files.volume_stores import HDF5, STORES
-from convexlift.files.zarr_volumes import Zarr, is_zarr
+from convexlift.files.atomic import remove_dead_folders, remove_leftovers
+from convexlift.files.formats import EXPORTS
+from convexlift.files.pictures import PictureFormat
 from convexlift.reconstruction.contents import PICTURES, ImageLike, InputError, is_path
 from convexlift.scans.files import SinogramFormat, files_in
 from convexlift.scans.sinogram_formats import files_beside
-from convexlift.scans.volume_sources import is_source
 
 SINOGRAMS = SinogramFormat.known_suffixes()
-SMALLEST = 2**18
-"""Bytes of a file that may hold more numbers than are read at once."""
-
-
-class Slab(NamedTuple):
-    """The planes ``first`` to ``end`` of a volume, stored from ``at`` on."""
-
-    first: int
-    end: int
-    at: int
-
-
-class Origin(NamedTuple):
-    """The origin of the noise and the weight that all parts of a volume share.
-
-    Attributes:
-        estimated: whether the noise was estimated.
-        rule: the rule of the weight.
-        trials: the trials of the search for the weight.
-    """
-
-    estimated: bool
-    rule: str
-    trials: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a slab of a volume, and the path of its result.
+    """A file, and the path of its result.
 
     Attributes:
         path: the input.
         target: the result.
-        slab: a part of a volume.
-        volume: whether the input is a volume: an HDF5 file, a folder of slices, or a stack with
-            more numbers than are read at once.
-        origin: the origin of noise and weight, for a part of a volume.
     """
 
     path: Path
     target: Path
-    slab: Slab | None = None
-    volume: bool = False
-    origin: Origin | None = None
 
     def __str__(self) -> str:
-        return str(self.path) + ("" if self.slab is None else "[{}:{}]".format(*self.slab))
+        return str(self.path)
 
     @property
     def record(self) -> Path:
         """The JSON file beside the result."""
-        return self._beside(".json")
-
-    @property
-    def records(self) -> Path:
-        """The folder of the files written beside a volume, slab by slab."""
-        return self.target.with_name(f"{self.target.name}.records")
-
-    def _beside(self, ending: str) -> Path:
-        if self.slab is None:
-            return self.target.with_suffix(ending)
-        first, end, _ = self.slab
-        return self.records / f"{first:06d}-{end:06d}{ending}"
+        return self.target.with_suffix(".json")
 
     @property
     def gap_maps(self) -> list[Path]:
@@ -97,12 +50,12 @@ class Source:
         return self._maps("weights")
 
     def _maps(self, of: str) -> list[Path]:
-        return [self._beside(f".{of}{ending}") for ending in (".npy", ".png")]
+        return [self.target.with_suffix(f".{of}{ending}") for ending in (".npy", ".png")]
 
     @property
     def proof(self) -> Path:
         """The proof file."""
-        return self._beside(".proof")
+        return self.target.with_suffix(".proof")
 
     def results(
         self, *, gap_map: bool = True, weight_map: bool = True, proof: bool = True
@@ -120,28 +73,24 @@ def find_sources(
     ``output`` is a file for a single input file, unless it is an existing folder or has no ending;
     otherwise a folder, in which results have the names of their inputs (with ``ending``, if given).
     Files in folders with an ending other than ``suffixes`` are skipped; a named file must have one
-    of them. Zarr stores count as files; so do broken links, which fail when they are read.
+    of them. Broken links count as files, which fail when they are read.
     """
     endings = ", ".join(suffixes)
     if not inputs:
         raise InputError("there is no input; name files, folders or globs")
-    if (volume := _volume(inputs, output, suffixes)) is not None:
-        return [volume]
     found: list[Path] = []
     several = False
     for each in inputs:
         place = Path(each)
-        whole = not place.is_dir() or is_zarr(place)
-        if whole and (place.exists() or place.is_symlink()):
+        if not place.is_dir() and (place.exists() or place.is_symlink()):
             found.append(place)
             continue
         several = True
         if place.is_dir():
-            others = (p for p in place.iterdir() if _leads_nowhere(p) or _is_store(p))
-            inside = files_in(place) + sorted(others)
+            inside = files_in(place) + sorted(filter(_leads_nowhere, place.iterdir()))
         elif not (inside := sorted(Path(match) for match in glob.glob(each, recursive=True))):
             raise InputError(f"there is no file or folder {each}; check the name")
-        wanted = _wanted([p for p in inside if not p.is_dir() or _is_store(p)], suffixes)
+        wanted = _wanted([p for p in inside if not p.is_dir()], suffixes)
         if place.is_dir() and not wanted:
             if other := next((p for p in inside if p.suffix.lower() in EXPORTS), None):
                 raise InputError(f"{other} is {EXPORTS[other.suffix.lower()]}")
@@ -154,21 +103,16 @@ def find_sources(
     for path in found:
         if path.suffix.lower() not in suffixes and path.suffix.lower() in EXPORTS:
             raise InputError(f"{path} is {EXPORTS[path.suffix.lower()]}")
-        if path.suffix.lower() in HDF5 and path.suffix.lower() not in suffixes:
-            stores = ", ".join(STORES)
-            raise InputError(f"{path} is a volume; give the result one of the endings {stores}")
         if path.suffix.lower() not in suffixes:
             raise InputError(f"{path} has none of the endings {endings}; convert it first")
-    is_folder = output.is_dir() and not is_zarr(output)
-    if len(found) == 1 and not several and output.suffix and not is_folder:
-        return [Source(found[0], output, volume=_is_large_stack(found[0], output, suffixes))]
+    if len(found) == 1 and not several and output.suffix and not output.is_dir():
+        return [Source(found[0], output)]
     if output.is_file():
         raise InputError(
             f"{len(found)} results need a folder, and {output} is a file; name another"
         )
     targets = [(output / path.name).with_suffix(ending or path.suffix) for path in found]
-    sources = [Source(path, target, volume=_is_large_stack(path, target, suffixes))
-               for path, target in zip(found, targets, strict=True)]  # fmt: skip
+    sources = [Source(path, target) for path, target in zip(found, targets, strict=True)]
     seen: dict[Path, Path] = {}
     for source in sources:
         for place in (source.target, source.record):
@@ -181,37 +125,9 @@ def find_sources(
     return sources
 
 
-def _volume(inputs: Sequence[str], output: Path, suffixes: Sequence[str]) -> Source | None:
-    """A folder of slices or an HDF5 file that becomes one file, if the output asks for that."""
-    place, whole = Path(inputs[0]), output.suffix.lower() in STORES
-    taken = output.is_dir() and not is_zarr(output)
-    scans = any(ending in suffixes for ending in HDF5)  # tasks that read such files themselves
-    if len(inputs) > 1 or not whole or taken or scans:
-        return None
-    return Source(place, output, volume=True) if place.exists() and is_source(place) else None
-
-
-def _is_large_stack(path: Path, target: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a stack of grey pages has more numbers than are read at once, and becomes a store."""
-    pictures = set(Zarr.suffixes) <= set(suffixes)  # not sinograms, whose pages are not slices
-    both = all(place.suffix.lower() in STORES for place in (path, target))
-    if not pictures or not both or not path.is_file() or path.stat().st_size <= SMALLEST:
-        return False
-    try:
-        first = read_picture(path, pages=slice(0, 1)).stored
-        return count_pages(path) * first.size / 1e6 > MEGAPIXELS
-    except (ValueError, ImportError):  # colours, or damage, which the run reports
-        return False
-
-
 def _leads_nowhere(path: Path) -> bool:
     """Whether the path is a broken link, and not hidden."""
     return path.is_symlink() and not path.exists() and path.name[0] != "."
-
-
-def _is_store(path: Path) -> bool:
-    """Whether the path is the folder of a zarr store, which is one input, and not hidden."""
-    return is_zarr(path) and path.is_dir() and path.name[0] != "."
 
 
 def resolved(path: Path) -> Path:
@@ -275,8 +191,6 @@ def glance(path: Path) -> str | None:
     try:
         if _leads_nowhere(path):
             return "it is a link that leads to no file"
-        if path.is_dir():
-            return None
         if not path.is_file():
             return "there is no such file"
         if path.stat().st_size == 0:
@@ -294,29 +208,25 @@ def glance(path: Path) -> str | None:
 def check_targets(
     sources: Sequence[Source],
     *,
-    force: bool,
-    resume: bool = False,
+    replace: bool,
     gap_map: bool = False,
     weight_map: bool = False,
     proof: bool = False,
     also_read: Sequence[Path] = (),
-    summary: Path | None = None,
-    tables: Sequence[Path] = (),
+    overviews: Sequence[Path] = (),
 ) -> None:
-    """Create the folders, and refuse to overwrite inputs, or earlier results without ``force``.
+    """Create the folders, and refuse to overwrite inputs, or other files without ``replace``.
 
     Temporary files and folders that killed runs left beside these results are removed.
 
     Args:
         sources: files and targets.
-        force: whether files that exist may be replaced.
-        resume: whether results of an earlier run, which have a record, may be replaced.
+        replace: whether files that exist may be replaced.
         gap_map: whether maps of the gap are written.
         weight_map: whether maps of the weights are written.
         proof: whether proof files are written.
         also_read: further inputs: masks, truths, a saved regularizer.
-        summary: the file of all results, if there is to be one.
-        tables: the tables of all results, which ``resume`` may replace.
+        overviews: tables and summaries of all results.
     """
     inputs = {resolved(place) for place in also_read}
     for source in sources:
@@ -324,15 +234,11 @@ def check_targets(
     written: set[Path] = set()
     for source in sources:
         places = source.results(gap_map=gap_map, weight_map=weight_map, proof=proof)
-        there = any(place.exists() for place in places)
-        may = force or (resume and there and _is_result(source))
         for place in places:
-            _require_free(place, inputs, may, resume)
+            _require_free(place, inputs, replace)
         written |= {resolved(place) for place in places}
-    overviews = [*tables, *([] if summary is None else [summary])]
     for place in overviews:
-        may = force or (resume and (place in tables or _is_ours(place)))
-        _require_free(place, inputs, may, resume)
+        _require_free(place, inputs, replace)
         if resolved(place) in written:
             raise InputError(f"{place} is the name of a result; name another file for all")
     results = [*(place for source in sources for place in source.results()), *overviews]
@@ -354,35 +260,15 @@ def _require_writable(folder: Path) -> None:
         raise InputError(f"{folder} {problem} ({error.strerror}); name another folder") from None
 
 
-def _require_free(place: Path, inputs: set[Path], may_replace: bool, resume: bool) -> None:
+def _require_free(place: Path, inputs: set[Path], replace: bool) -> None:
     if resolved(place) in inputs:
         raise InputError(f"{place} is an input; write the results to another folder")
     if place.is_dir():
         raise InputError(f"{place} is a folder; name another output")
     if place.exists() and not place.is_file():  # a result would replace the device by a file
         raise InputError(f"{place} is a device or a pipe; name a file (--json - writes to a pipe)")
-    if not place.exists() or may_replace:
-        return
-    if resume:
+    if place.exists() and not replace:
         raise InputError(
-            f"{place} exists, and no record says that it is a result; move it away, name another "
-            "output, or use --force in place of --resume"
+            f"{place} exists; name another output, or add --force (or --resume, which keeps "
+            "finished results)"
         )
-    raise InputError(
-        f"{place} exists; name another output, or add --force (or --resume, which keeps finished "
-        "results)"
-    )
-
-
-def _is_result(source: Source) -> bool:
-    """Whether an earlier run wrote here; the record of a killed run may have a temporary name."""
-    return _is_ours(source.record) or any(leftovers([source.record]))
-
-
-def _is_ours(record: Path) -> bool:
-    """Whether a JSON file was written by a run: only such files state its settings."""
-    try:
-        content = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and "settings" in content

@@ -14,11 +14,8 @@
                  such a model may be larger on every image, which is not the image's texture. For
                  salt and pepper, fractions from 0.05 to 0.5, the power is 0.25.
 ``auto``         the weight whose image best predicts held-out data; found by steps of a factor of
-                 2, then of its root, and a parabola in the logarithm.
-``discrepancy``  the weight whose residual is as large as the noise (Morozov 1966, "On the solution
-                 of functional equations by the method of regularization"). A classical rule that
-                 smooths too much: it stays 1 to 2 dB below the best weight on those pictures,
-                 ``auto`` within 0.1 dB for Gaussian noise, 0.3 dB for salt and pepper.
+                 2, then of its root, and a parabola in the logarithm. On those pictures it stays
+                 within 0.1 dB of the best weight for Gaussian noise, 0.3 dB for salt and pepper.
 """
 
 from __future__ import annotations
@@ -40,13 +37,13 @@ from convexlift.networks.architectures import TotalVariation
 from convexlift.networks.icnn import InputConvexNetwork
 from convexlift.problems.one_pass import regularizer_at
 from convexlift.reconstruction.contents import InputError
-from convexlift.reconstruction.held_out import discrepancy, split
+from convexlift.reconstruction.held_out import split
 from convexlift.reconstruction.noise import Kind, Noise, sampled
 from convexlift.reconstruction.solution import PiecewiseSolver, stated, within
 from convexlift.solvers.solution import Status, StopWhen
 from convexlift.tasks import GaussianDenoising, Inpainting, Measurement, SaltAndPepper
 
-Rule = Literal["card", "auto", "discrepancy"]
+Rule = Literal["card", "auto"]
 WeightChoice = float | Rule
 
 POWERS: dict[Kind, float] = {"gaussian": 1.2, "salt-and-pepper": 0.25}
@@ -56,21 +53,16 @@ POWER, SLOPE, CARD_TEXTURE = 1.08, 28.0, 0.006
 noise of the cards."""
 TOTAL_VARIATION = {
     "gaussian-denoising": 0.086, "inpainting": 0.016, "salt-and-pepper": 0.7, "ct": 4.0,
-    "mri": 0.0045,
 }  # fmt: skip
-"""The best weights of total variation on the test images of the cards; for MRI, on two pictures
-with 2- and 4-fold acceleration (``benchmarks/mri_weights.py``)."""
+"""The best weights of total variation on the test images of the cards."""
 CARD_LEVELS = {
     GaussianDenoising.name: GaussianDenoising().sigma,
     Inpainting.name: Inpainting().noise,
     SaltAndPepper.name: SaltAndPepper().fraction,
-    "mri": 0.02,
 }
 """Noise levels that the weights of cards are for, unless the card states others."""
 LEAST_LEVEL = 1e-4
 """Noise below this level counts as this level: a problem needs a weight > 0."""
-ACCURACY = 0.01
-"""Relative accuracy of the residual of ``discrepancy``."""
 LIMIT = 14
 """The most solves of a search."""
 FARTHEST = 1e4
@@ -129,7 +121,7 @@ def checked_weight(weight: object) -> WeightChoice:
     number = weight.item() if single else weight  # type: ignore[attr-defined]
     if isinstance(number, Real) and not isinstance(number, bool) and 0 < float(number) < math.inf:
         return float(number)
-    raise InputError(f"--weight is card, auto, discrepancy or a number > 0, got {weight!r}")
+    raise InputError(f"--weight is card, auto or a number > 0, got {weight!r}")
 
 
 def choose_weight(
@@ -184,13 +176,10 @@ def choose_weight(
         return solution.x
 
     try:
-        if choice == "discrepancy":
-            chosen = discrepancy_weight(there, noise, start, image)
-        else:
-            generator = torch.Generator().manual_seed(SEED)
-            chosen = predictive_weight(there, noise, start, image, generator)
+        generator = torch.Generator().manual_seed(SEED)
+        chosen = predictive_weight(there, noise, start, image, generator)
     except SearchEndedEarly:
-        chosen = Weight(start, "discrepancy" if choice == "discrepancy" else "auto")
+        chosen = Weight(start, "auto")
     if ended:
         notes: dict[Status | None, str] = {
             Status.INTERRUPTED: "interrupted while the weight was searched",
@@ -299,37 +288,3 @@ def vertex(left: float, middle: float, right: float) -> float:
     """The minimum in [-1, 1] of the parabola through (-1, left), (0, middle), (1, right)."""
     bend = left - 2 * middle + right
     return max(-1.0, min(1.0, (left - right) / (2 * bend))) if bend > 0 else 0.0
-
-
-def discrepancy_weight(
-    data: Measurement, noise: Noise | None, start: float, solve: Solve
-) -> Weight:
-    """The rule ``discrepancy``: a bracket in log(weight), for residuals grow with the weight."""
-    trials: dict[float, float] = {}
-
-    def measured(weight: float) -> float:
-        trials[weight] = discrepancy(data, noise, solve(data, weight))
-        return trials[weight]
-
-    low: float | None = None  # weights with residuals below and above the noise
-    high: float | None = None
-    weight = start
-    try:
-        while abs(math.log(max(measured(weight), 1e-300))) > ACCURACY and len(trials) < LIMIT:
-            low, high = (weight, high) if trials[weight] < 1 else (low, weight)
-            if low is None or high is None:
-                weight = 4 * weight if high is None else weight / 4
-                if abs(math.log(weight / start)) > math.log(FARTHEST):
-                    break
-            else:
-                # Residuals are about a power of the weight; if not, the guess stays in the bracket.
-                below, above = math.log(max(trials[low], 1e-300)), math.log(trials[high])
-                share = max(0.1, min(0.9, -below / (above - below)))
-                weight = low * (high / low) ** share
-    except SearchEndedEarly:
-        if not trials:
-            raise
-    weight = min(trials, key=lambda w: abs(trials[w] - 1))
-    reached = abs(trials[weight] - 1) <= ACCURACY
-    note = "" if reached else f"the residual is {trials[weight]:.3g} times that of the noise"
-    return Weight(weight, "discrepancy", tuple(sorted(trials.items())), note)

@@ -12,7 +12,6 @@ from convexlift.scans.files import (
     write_sinogram,
     write_volume,
 )
-from convexlift.scans.kspace import KSpace, read_kspace
 from convexlift.scans.sinogram_formats import NpySinogram as NpySinogram  # registers the formats
 from convexlift.scans.sinograms import (
     EvenViews,
@@ -38,7 +37,6 @@ __all__ = [
     "WINDOWS",
     "EvenViews",
     "FanGeometry",
-    "KSpace",
     "ParallelGeometry",
     "ScanFileError",
     "ScanGeometry",
@@ -50,7 +48,6 @@ __all__ = [
     "hounsfield_to_attenuation",
     "hounsfield_to_unit",
     "read_dicom",
-    "read_kspace",
     "read_sinogram",
     "read_stack",
     "read_volume",

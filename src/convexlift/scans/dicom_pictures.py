@@ -10,7 +10,6 @@ import copy
 import datetime
 import math
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,20 @@ WINDOW = "display window"
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
-def dicom_modality(path: Path, max_megapixels: float | None = None) -> str:
+def dicom_modality(path: Path) -> str:
     """CT, MR, US, ...; an empty string if the file does not state it."""
-    dataset = read_dataset(path, max_megapixels, stop_before_pixels=True)
+    dataset = read_dataset(path, stop_before_pixels=True)
     return str(dataset.get("Modality") or "")
 
 
-def is_hounsfield(path: Path, max_megapixels: float | None = None) -> bool:
+def is_hounsfield(path: Path) -> bool:
     """Whether a file has the modality CT; localizers and colour images do too, and are refused."""
-    return dicom_modality(path, max_megapixels) == "CT"
+    return dicom_modality(path) == "CT"
 
 
-def read_dicom_picture(path: Path, max_megapixels: float | None = None) -> Picture:
+def read_dicom_picture(path: Path) -> Picture:
     """The stored numbers, before rescaling: frames are pages, and 0 is white in MONOCHROME1."""
-    dataset, pixels = stored_pixels(path, max_megapixels)
+    dataset, pixels = stored_pixels(path)
     kind = str(dataset.get("PhotometricInterpretation") or "MONOCHROME2")
     samples = int(dataset.get("SamplesPerPixel") or 1)
     if samples == 1 and kind not in GREY:
@@ -58,16 +57,6 @@ def read_dicom_picture(path: Path, max_megapixels: float | None = None) -> Pictu
         stored = pixels.reshape(-1, *pixels.shape[-2:])
         return Picture(stored, inverted=kind == "MONOCHROME1", metadata=metadata)
     return from_channels_last(pixels, alpha=False, metadata=metadata)
-
-
-def in_units(picture: Picture) -> Picture:
-    """slope * stored + intercept in float32: slices of one volume may differ in their rescale."""
-    slope, intercept = _rescale(picture.metadata[DATASET])
-    stored = (slope * picture.stored.astype(np.float64) + intercept).astype(np.float32)
-    window = picture.metadata[WINDOW]
-    if window is not None:
-        window = tuple(sorted(slope * end + intercept for end in window))
-    return replace(picture, stored=stored, metadata={WINDOW: window})
 
 
 def display_range(picture: Picture) -> Range:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-import zlib
+import struct
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexlift.files.compressed import require_expansion, require_frame, require_packbits
 from convexlift.files.formats import (
     EXPANSION,
     BoundedReader,
-    allowed_megapixels,
+    allowed_numbers,
     load_extra,
     reason_of,
     require_plausible,
-    state_of,
 )
 from convexlift.scans.files import PathLike, ScanFileError, existing, files_in, reading
 from convexlift.scans.volumes import (
@@ -43,6 +42,9 @@ GAP = 0.1
 
 _META_GROUP = 2
 _DEFLATED = "1.2.840.10008.1.2.1.99"
+_RUN_LENGTHS = "1.2.840.10008.1.2.5"
+_INFLATED_BYTES, _INFLATED_TIMES = 2**27, 20
+"""A deflated file, whose header is deflated too, may expand to the larger of these two."""
 
 
 def read_dicom(
@@ -50,8 +52,6 @@ def read_dicom(
     *,
     series: str | None = None,
     allow_gaps: bool = False,
-    max_megapixels: float | None = None,
-    slices: slice = slice(None),
 ) -> Volume:
     """One slice, or a folder with the slices of one series, in HU.
 
@@ -64,17 +64,15 @@ def read_dicom(
             notes) are ignored; any other file must be a slice.
         series: the SeriesInstanceUID, if a folder holds several.
         allow_gaps: accept uneven distances between slices.
-        max_megapixels: replaces the limits on the size that the header of a file may declare.
-        slices: the slices of a series to read; the pixels of others are not read.
 
     Raises:
         ScanFileError: naming the file, the fault and a remedy.
     """
-    headers = series_headers(
-        path, series=series, allow_gaps=allow_gaps, max_megapixels=max_megapixels
-    )[slices]
+    place = existing(path)
+    files = _slices_in(place) if place.is_dir() else [place]
+    headers = _sorted_headers(place, files, series, allow_gaps)
     return Volume(
-        values=torch.stack([_hounsfield(header, max_megapixels) for header in headers]),
+        values=torch.stack([_hounsfield(header) for header in headers]),
         spacing=headers[0].spacing,
         positions=tuple(header.position for header in headers),
         orientation=headers[0].orientation,
@@ -83,47 +81,24 @@ def read_dicom(
     )
 
 
-def series_headers(
-    path: PathLike,
-    *,
-    series: str | None = None,
-    allow_gaps: bool = False,
-    max_megapixels: float | None = None,
-) -> list[_SliceHeader]:
-    """The headers of a series in spatial order, read again when one of its files has changed."""
-    place = existing(path)
-    options = (series, allow_gaps, max_megapixels)
-    if not place.is_dir():
-        return _sorted_headers(place, [place], *options)
-    return list(_headers_in(place, state_of(place), *options))
-
-
-@lru_cache(maxsize=2)  # volumes are read slab by slab
-def _headers_in(
-    folder: Path, state: object, series: str | None, allow_gaps: bool, max_megapixels: float | None
-) -> list[_SliceHeader]:
-    return _sorted_headers(folder, _slices_in(folder), series, allow_gaps, max_megapixels)
-
-
 def _sorted_headers(
-    place: Path, files: list[Path], series: str | None, allow_gaps: bool,
-    max_megapixels: float | None,
-) -> list[_SliceHeader]:  # fmt: skip
-    headers = _one_series(place, [_read_header(file, max_megapixels) for file in files], series)
+    place: Path, files: list[Path], series: str | None, allow_gaps: bool
+) -> list[_SliceHeader]:
+    headers = _one_series(place, [_read_header(file) for file in files], series)
     _require_one_grid(headers)
     headers.sort(key=lambda header: header.height)
     _require_even(headers, allow_gaps)
     return headers
 
 
-def may_be_slice(file: Path) -> bool:
+def _may_be_slice(file: Path) -> bool:
     """Whether the name does not rule out a DICOM image."""
     known = file.suffix.lower() in ("", ".img", *DICOM_SUFFIXES)
     return file.name.upper() != "DICOMDIR" and (known or file.suffix[1:].isdecimal())
 
 
 def _slices_in(folder: Path) -> list[Path]:
-    files = [file for file in files_in(folder) if may_be_slice(file)]
+    files = [file for file in files_in(folder) if _may_be_slice(file)]
     if not files:
         raise ScanFileError(f"{folder} holds no DICOM files")
     return files
@@ -157,9 +132,9 @@ class _SliceHeader:
         return height_along(self.position, self.orientation)
 
 
-def _read_header(path: Path, max_megapixels: float | None) -> _SliceHeader:
+def _read_header(path: Path) -> _SliceHeader:
     """The header of one CT slice; other files are refused with a reason."""
-    dataset = read_dataset(path, max_megapixels, stop_before_pixels=True)
+    dataset = read_dataset(path, stop_before_pixels=True)
 
     def value(name: str) -> Any:
         if (found := dataset.get(name)) is None or found == "":
@@ -288,8 +263,8 @@ def _require_even(headers: list[_SliceHeader], allow_gaps: bool) -> None:
 # Pixels ------------------------------------------------------------------------------------------
 
 
-def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
-    _, stored = stored_pixels(header.path, max_megapixels)
+def _hounsfield(header: _SliceHeader) -> Tensor:
+    _, stored = stored_pixels(header.path)
     # In double precision, so that slope * stored + intercept is correctly rounded to float32.
     values = header.slope * stored.astype(np.float64) + header.intercept
     if header.padding is not None:
@@ -301,9 +276,9 @@ def _hounsfield(header: _SliceHeader, max_megapixels: float | None) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def stored_pixels(path: Path, max_megapixels: float | None) -> tuple[Any, NDArray[Any]]:
+def stored_pixels(path: Path) -> tuple[Any, NDArray[Any]]:
     """A file and its stored numbers, before rescaling: (H, W), frames first and colours last."""
-    dataset = read_dataset(path, max_megapixels)
+    dataset = read_dataset(path)
     if "PixelData" not in dataset and "FloatPixelData" not in dataset:
         raise ScanFileError(f"{path} ends before its pixels, or never had any; copy it again")
     syntax = dataset.file_meta.TransferSyntaxUID
@@ -313,15 +288,35 @@ def stored_pixels(path: Path, max_megapixels: float | None) -> tuple[Any, NDArra
         samples = int(dataset.get("SamplesPerPixel") or 1)
         declared = (frames, int(dataset.Rows), int(dataset.Columns), samples)
         expected = (*declared[frames == 1 : 3], *((samples,) if samples > 1 else ()))
-        expansion = EXPANSION if syntax.is_compressed else 1.0
-        require_plausible(path, declared, max(bits, 1) / 8, max_megapixels, expansion)
+        packed = syntax.is_compressed or syntax == _DEFLATED
+        require_plausible(path, declared, max(bits, 1) / 8, EXPANSION if packed else 1.0)
     try:
+        if syntax.is_encapsulated:
+            _require_frames(dataset, frames)
         pixels = np.asarray(dataset.pixel_array)
     except Exception as error:  # decoders raise nearly every type
         raise ScanFileError(f"{path} {_advice(syntax, error)}") from error
     if pixels.shape != expected:
         raise ScanFileError(f"{path} holds pixels {pixels.shape}, but its header says {expected}")
     return dataset, pixels
+
+
+def _require_frames(dataset: Any, count: int) -> None:
+    """Raise ValueError if a compressed frame is larger than Rows x Columns."""
+    rows, columns = int(dataset.Rows), int(dataset.Columns)
+    offsets = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
+    frames = load_extra("pydicom.encaps", "DICOM files").generate_frames(
+        dataset.PixelData,
+        number_of_frames=count,
+        extended_offsets=offsets if all(offsets) else None,
+    )
+    for frame in frames:
+        if dataset.file_meta.TransferSyntaxUID != _RUN_LENGTHS:
+            require_frame(frame, rows, columns)
+            continue
+        number, *starts = struct.unpack("<16L", frame[:64])
+        for start, end in pairwise([*starts[:number], len(frame)]):
+            require_packbits(frame[start:end], rows * columns)
 
 
 def _advice(syntax: Any, error: Exception) -> str:
@@ -343,9 +338,7 @@ def _advice(syntax: Any, error: Exception) -> str:
 # Datasets ----------------------------------------------------------------------------------------
 
 
-def read_dataset(
-    path: Path, max_megapixels: float | None, *, stop_before_pixels: bool = False
-) -> Any:
+def read_dataset(path: Path, *, stop_before_pixels: bool = False) -> Any:
     """The elements of a file, if it declares its encoding and is not too large."""
     pydicom = load_extra("pydicom", "DICOM files")
     with reading(path, "a DICOM file"), BoundedReader(path) as file:
@@ -356,7 +349,10 @@ def read_dataset(
                 f"{syntax or 'missing'}); write it again with the program it comes from"
             )
         if syntax == _DEFLATED:
-            _require_small(path, file.read(), max_megapixels)
+            packed = file.read()
+            most = max(_INFLATED_BYTES, _INFLATED_TIMES * len(packed))
+            most = min(most, 8 * allowed_numbers(path, 1))
+            require_expansion(packed, most, "raw deflate")
         file.seek(0)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
         for tag in list(dataset.keys()):
@@ -378,18 +374,3 @@ def _transfer_syntax(pydicom: Any, file: BoundedReader) -> str:
     )
     syntax = meta.get("TransferSyntaxUID")
     return syntax if isinstance(syntax, str) else ""
-
-
-def _require_small(path: Path, packed: bytes, max_megapixels: float | None) -> None:
-    """Raise if a deflated file inflates beyond the pixel limit: pydicom would inflate it whole."""
-    most = 8e6 * (max_megapixels or allowed_megapixels(len(packed), 1))
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    rest, size = packed, 0
-    while rest and not inflater.eof:
-        size += len(inflater.decompress(rest, 2**20))
-        rest = inflater.unconsumed_tail
-        if size > most:
-            raise ScanFileError(
-                f"{path} inflates to more than {most / 1e6:.4g} MB; if that is correct, allow "
-                "it with --max-megapixels 1000 (max_megapixels= in Python)"
-            )

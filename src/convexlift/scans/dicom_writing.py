@@ -219,9 +219,9 @@ class Dicom(VolumeFormat):
     name = "DICOM"
     suffixes = (".dcm", "")  # for writing; every unknown ending is read as DICOM
 
-    def read(self, place: Path, max_megapixels: float | None) -> Volume:
+    def read(self, place: Path) -> Volume:
         """Read with ``read_dicom``."""
-        return read_dicom(place, max_megapixels=max_megapixels)
+        return read_dicom(place)
 
     def write(self, volume: Volume, place: Path, description: str) -> tuple[Path, ...]:
         """Write with ``write_dicom``."""

@@ -9,20 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from convexlift.files.atomic import atomic_path, remove_leftovers
-from convexlift.files.formats import FileFormat, allowed_megapixels, reason_of, require_limit
+from convexlift.files.formats import FileFormat, reason_of
 from convexlift.option_values import AngleUnit as AngleUnit
-from convexlift.scans import isolated_hdf5
-from convexlift.scans.isolated_hdf5 import Members
 from convexlift.scans.sinograms import EvenViews, Quantity, Sinogram
 from convexlift.scans.volumes import Volume
 
 PathLike = str | os.PathLike[str]
-
-FIRST_SECONDS, BYTES_A_SECOND, SPARE_BYTES = 20, 10**7, 512 * 2**20
-"""Limits of a reading process: time, and memory in addition to the arrays."""
 
 
 class ScanFileError(ValueError):
@@ -39,7 +34,7 @@ class VolumeFormat(FileFormat):
     pictures: ClassVar[bool] = False
 
     @abstractmethod
-    def read(self, place: Path, max_megapixels: float | None) -> Volume:
+    def read(self, place: Path) -> Volume:
         """The volume of a file or a folder."""
 
     @abstractmethod
@@ -47,12 +42,11 @@ class VolumeFormat(FileFormat):
         """Write a file or folder, completely or not at all; returns the files in slice order."""
 
 
-def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volume:
+def read_volume(path: PathLike) -> Volume:
     """Slices in HU from a DICOM, TIFF or PNG file, or from a folder of such files.
 
     ``read_dicom`` and ``read_stack`` have further options, for example for folders with several
-    series, and for pictures without a pixel size. ``max_megapixels`` replaces the limits on the
-    size that the header of a file may declare.
+    series, and for pictures without a pixel size.
     """
     place = existing(path)
     dicom = VolumeFormat.of(Path("slice.dcm"))
@@ -61,7 +55,7 @@ def read_volume(path: PathLike, *, max_megapixels: float | None = None) -> Volum
     names = files_in(place) if place.is_dir() else [place]
     formats = [VolumeFormat.of(name) or dicom for name in names] or [dicom]
     alike = len({type(each) for each in formats}) == 1 or all(each.pictures for each in formats)
-    return (formats[0] if alike else dicom).read(place, max_megapixels)
+    return (formats[0] if alike else dicom).read(place)
 
 
 def write_volume(
@@ -92,16 +86,12 @@ class SinogramOptions:
     rows: slice = field(default_factory=lambda: slice(None))
     angles: tuple[float, ...] | None = None
     angle_unit: AngleUnit | None = None
-    max_megapixels: float | None = None
-    read_seconds: float | None = None
     views: EvenViews | None = None
     quantity: Quantity | None = None
 
     def __post_init__(self) -> None:
         if self.angle_unit not in (None, "degrees", "radians"):
             raise ValueError(f"angle_unit must be 'degrees' or 'radians', got {self.angle_unit!r}")
-        require_limit("max_megapixels", self.max_megapixels)
-        require_limit("read_seconds", self.read_seconds)
 
 
 class SinogramFormat(FileFormat):
@@ -122,8 +112,6 @@ def read_sinogram(
     rows: slice | None = None,
     angles: Sequence[float] | None = None,
     angle_unit: AngleUnit | None = None,
-    max_megapixels: float | None = None,
-    read_seconds: float | None = None,
     views: EvenViews | None = None,
     quantity: Quantity | None = None,
 ) -> Sinogram:
@@ -134,9 +122,6 @@ def read_sinogram(
         rows: detector rows, for example ``slice(500, 510)``; files may be larger than memory.
         angles: angles in radians, replacing those in an HDF5 file.
         angle_unit: the unit of the angles in an HDF5 file that does not state it.
-        max_megapixels: replaces the limits on the size that the header of a file may declare.
-        read_seconds: limit for an HDF5 file, which is read in a separate process, since a damaged
-            one can keep the HDF5 library busy forever. By default 20 s plus 1 s for every 10 MB.
         views: replace the geometry in the file, or the JSON file beside an array.
         quantity: the meaning of the numbers, in place of the one that the file states.
 
@@ -144,9 +129,7 @@ def read_sinogram(
         ScanFileError: naming the file, the fault and a remedy.
     """
     given = None if angles is None else tuple(angles)
-    options = SinogramOptions(
-        rows or slice(None), given, angle_unit, max_megapixels, read_seconds, views, quantity
-    )
+    options = SinogramOptions(rows or slice(None), given, angle_unit, views, quantity)
     place = existing(path)
     kind = SinogramFormat.of(place)
     if kind is None:
@@ -182,30 +165,6 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ScanFileError(f"{path} cannot be read as {kind}: {reason_of(error)}") from error
-
-
-def read_isolated(
-    path: Path, function: str, max_megapixels: float | None, seconds: float | None = None,
-    **ranges: slice,
-) -> Members:  # fmt: skip
-    """The result of a function of ``isolated_hdf5`` for a file, run in a process with limits.
-
-    Args:
-        path: the file.
-        function: the name of the function.
-        max_megapixels: the most numbers, in millions; by default it depends on the file's length.
-        seconds: time limit; by default 20, and 1 for every 10 MB.
-        ranges: the rows, slices or pages to read.
-    """
-    length = path.stat().st_size
-    megapixels = max_megapixels or allowed_megapixels(length, 1)
-    arguments: dict[str, Any] = {"path": str(path.absolute()), "megapixels": megapixels}
-    arguments |= {name: [some.start, some.stop, some.step] for name, some in ranges.items()}
-    return isolated_hdf5.run_isolated(
-        Path(isolated_hdf5.__file__), function, arguments,
-        seconds=seconds or FIRST_SECONDS + length // BYTES_A_SECOND,
-        extra_bytes=SPARE_BYTES + int(3 * 8e6 * megapixels),
-    )  # fmt: skip
 
 
 def files_in(folder: Path) -> list[Path]:

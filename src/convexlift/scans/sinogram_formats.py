@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexlift.files.atomic import atomic_path
-from convexlift.files.formats import allowed_megapixels, load_extra, require_plausible
+from convexlift.files.formats import allowed_numbers, load_extra, require_plausible
 from convexlift.files.tiff import Tiff, open_tiff
 from convexlift.json_values import construct
 from convexlift.scans.files import (
@@ -31,10 +31,9 @@ from convexlift.scans.files import (
     ScanFileError,
     SinogramFormat,
     SinogramOptions,
-    read_isolated,
     reading,
 )
-from convexlift.scans.isolated_hdf5 import DETECTOR_PIXEL, FRAMES, GEOMETRY, read_members
+from convexlift.scans.hdf5_process import GEOMETRY, Item, read_hdf5
 from convexlift.scans.sinograms import (
     QUANTITIES,
     ParallelGeometry,
@@ -63,8 +62,11 @@ _LENGTHS = {  # in mm; without a unit, Data Exchange means SI
 FORMAT, VERSION = "convexlift sinogram", 1
 """The first two entries of the JSON files."""
 
-Arrays = dict[str, NDArray[Any]]
-Texts = dict[str, str]
+DETECTOR_PIXEL = "/measurement/instrument/detector/actual_pixel_size_x"
+FRAMES = {
+    "projections": "/exchange/data", "flat": "/exchange/data_white", "dark": "/exchange/data_dark"
+}  # fmt: skip
+_EXCHANGE, _THETA = "/exchange", "/exchange/theta"
 
 
 class DataExchange(SinogramFormat):
@@ -72,31 +74,32 @@ class DataExchange(SinogramFormat):
 
     name = "HDF5"
     suffixes = (".h5", ".hdf5", ".hdf", ".nxs")
-    isolated = True  # callers with their own limits may switch this off
 
     def read(self, path: Path, options: SinogramOptions) -> Sinogram:
         """The sinogram, or some detector rows of it."""
         load_extra("h5py", "HDF5 files")
-        rows = options.rows
+        most = allowed_numbers(path, 1)
         with reading(path, "HDF5 in the layout Data Exchange"):
-            most = options.max_megapixels
-            if self.isolated:
-                arrays, texts = read_isolated(
-                    path, "read_members", most, options.read_seconds, rows=rows
-                )
-            else:
-                some = [rows.start, rows.stop, rows.step]
-                most = most or allowed_megapixels(path.stat().st_size, 1)
-                arrays, texts = read_members(str(path.absolute()), some, most)
-            frames = {name: as_tensor(arrays[name]) for name in FRAMES if name in arrays}
+            names = (_EXCHANGE, _THETA, DETECTOR_PIXEL, *FRAMES.values())
+            found = read_hdf5(path, names, options.rows, most)
+            arrays = {name: item for name, item in found.items() if item.numbers.size}
+            if FRAMES["projections"] not in arrays:
+                raise ValueError("it has no /exchange/data, so it is not a Data Exchange file")
+            frames = {
+                name: as_tensor(_frames(key, arrays[key]))
+                for name, key in FRAMES.items()
+                if key in arrays
+            }
             if options.views is not None:
                 geometry = options.views.geometry(frames["projections"].shape[1])
             else:
                 angles = options.angles
                 if angles is None:
-                    angles = _angles(path, arrays, texts, options.angle_unit)
-                geometry = _geometry(path, arrays, texts, angles)
-            quantity = options.quantity or _quantity(texts["description"])
+                    angles = _angles(path, arrays.get(_THETA), options.angle_unit)
+                record = found[_EXCHANGE].attributes[GEOMETRY]
+                geometry = _geometry(path, record, arrays.get(DETECTOR_PIXEL), angles)
+            description = arrays[FRAMES["projections"]].attributes["description"]
+            quantity = options.quantity or _quantity(description)
             return Sinogram(geometry=geometry, quantity=quantity, **frames)
 
     def write(self, sinogram: Sinogram, path: Path) -> None:
@@ -110,8 +113,8 @@ class DataExchange(SinogramFormat):
                 tensor = getattr(sinogram, name)
                 if tensor is not None:
                     frames = as_array(tensor).swapaxes(0, 1)
-                    dataset = exchange.create_dataset(member, data=np.ascontiguousarray(frames))
-                    dataset.attrs["axes"] = f"theta{member.removeprefix('data')}:y:x"
+                    dataset = file.create_dataset(member, data=np.ascontiguousarray(frames))
+                    dataset.attrs["axes"] = f"theta{member.removeprefix('/exchange/data')}:y:x"
                     dataset.attrs["units"] = "counts" if sinogram.quantity == "counts" else "1"
             exchange["data"].attrs["description"] = sinogram.quantity
             exchange["theta"] = np.degrees(np.array(geometry.angles))
@@ -125,36 +128,46 @@ class DataExchange(SinogramFormat):
                 pixel.attrs["units"] = "mm"
 
 
-def _angles(
-    path: Path, arrays: Arrays, texts: Texts, angle_unit: AngleUnit | None
-) -> tuple[float, ...]:
-    if "theta" not in arrays:
+def _frames(name: str, item: Item) -> NDArray[Any]:
+    """(rows, frames, bins) of a dataset (frames, rows, bins), or in the order of its ``axes``."""
+    if item.numbers.ndim != 3:
+        shape = item.numbers.shape
+        raise ValueError(f"its {name} has the shape {shape}; three dimensions are needed")
+    axes = [axis.split("_")[0] for axis in item.attributes["axes"].split(":") if axis]
+    axes = axes or ["theta", "y", "x"]
+    if sorted(axes) != ["theta", "x", "y"]:
+        raise ValueError(f"its {name} has the axes {axes}, not theta, y and x")
+    return item.numbers.transpose([axes.index(axis) for axis in ("y", "theta", "x")])
+
+
+def _angles(path: Path, theta: Item | None, angle_unit: AngleUnit | None) -> tuple[float, ...]:
+    if theta is None:
         raise ScanFileError(
             f"{path} has no /exchange/theta; if its views are evenly spaced, add --beam parallel "
             "or --beam fan; in Python, write read_sinogram(path, angles=...) in radians"
         )
-    unit = (angle_unit or texts["theta_unit"]).strip().lower()
+    unit = (angle_unit or theta.attributes["units"]).strip().lower()
     if unit not in _ANGLES:
         problem = "has /exchange/theta in" if unit else "does not give the unit of /exchange/theta"
         raise ScanFileError(
             f"{path} {problem}{f' {unit[:40]!r}' if unit else ''}; add --angle-unit degrees or "
             "radians; in Python, write read_sinogram(path, angle_unit='degrees') or 'radians'"
         )
-    return tuple((arrays["theta"] * _ANGLES[unit]).tolist())
+    return tuple((theta.numbers.astype(np.float64).ravel() * _ANGLES[unit]).tolist())
 
 
-def _geometry(path: Path, arrays: Arrays, texts: Texts, angles: tuple[float, ...]) -> ScanGeometry:
-    if texts["geometry"]:
-        record = json.loads(texts["geometry"])
+def _geometry(path: Path, text: str, pixel: Item | None, angles: tuple[float, ...]) -> ScanGeometry:
+    if text:
+        record = json.loads(text)
         if not isinstance(record, dict):
             raise ScanFileError(f"{path} has a damaged geometry; write the file again")
         return from_record({**record, "angles": angles})
-    if not arrays.get("pixel", np.empty(0)).size:
+    if pixel is None:
         return ParallelGeometry(angles=angles, unit="pixel")
-    unit = texts["pixel_unit"].strip().lower()
+    unit = pixel.attributes["units"].strip().lower()
     if unit not in _LENGTHS:
         raise ScanFileError(f"{path} has {DETECTOR_PIXEL} in {unit[:40]!r}; use m, mm, um or nm")
-    width = float(arrays["pixel"][0]) * _LENGTHS[unit]
+    width = float(pixel.numbers.flat[0]) * _LENGTHS[unit]
     if not 0 < width < 100:
         raise ScanFileError(
             f"{path} has {DETECTOR_PIXEL} of {width:g} mm, so its unit is missing or wrong; "
@@ -213,10 +226,10 @@ class _ArrayFormat(SinogramFormat):
                     f"{file} is not the file that {path.with_suffix('.json')} was written with; "
                     "copy both again, or take sha256 out of the JSON file"
                 )
-            array = _read_array(file, options.max_megapixels)[options.rows]
+            array = _read_array(file)[options.rows]
             with reading(file, "a sinogram"):
                 if array.size:
-                    require_plausible(file, array.shape, array.itemsize, options.max_megapixels)
+                    require_plausible(file, array.shape, array.itemsize)
                 tensors[name] = as_tensor(array)
         with reading(path, "a sinogram"):
             views, quantity = options.views, options.quantity or record.quantity
@@ -256,12 +269,12 @@ class NpySinogram(_ArrayFormat):
             part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _read_array(file: Path, max_megapixels: float | None) -> NDArray[Any]:
+def _read_array(file: Path) -> NDArray[Any]:
     is_tiff = file.suffix.lower() in Tiff.suffixes
     with reading(file, "TIFF" if is_tiff else "NPY"):
         if is_tiff:
             load_extra("tifffile", "TIFF files")
-            with open_tiff(file, max_megapixels) as opened:
+            with open_tiff(file) as opened:
                 array: NDArray[Any] = opened.asarray()
         else:
             array = np.load(file, mmap_mode="r", allow_pickle=False)

@@ -123,12 +123,12 @@ class StackFormat(VolumeFormat):
     pictures = True
 
     @abstractmethod
-    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
+    def read_slices(self, path: Path) -> StackFile:
         """The slices of one file."""
 
-    def read(self, place: Path, max_megapixels: float | None) -> Volume:
+    def read(self, place: Path) -> Volume:
         """Read all files with ``read_stack``."""
-        return read_stack(place, max_megapixels=max_megapixels)
+        return read_stack(place)
 
 
 class TiffStack(StackFormat):
@@ -137,10 +137,10 @@ class TiffStack(StackFormat):
     name = "TIFF"
     suffixes = Tiff.suffixes
 
-    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
+    def read_slices(self, path: Path) -> StackFile:
         """All pages; the spacing follows from pixels per centimetre."""
         load_extra("tifffile", "TIFF files")
-        with reading(path, "TIFF"), open_tiff(path, max_megapixels) as file:
+        with reading(path, "TIFF"), open_tiff(path) as file:
             _require_whole(path, file)
             first = file.pages.first
             if first.samplesperpixel != 1 or first.photometric != 1:
@@ -179,14 +179,14 @@ class PngStack(StackFormat):
     name = "PNG"
     suffixes = Png.suffixes
 
-    def read_slices(self, path: Path, max_megapixels: float | None) -> StackFile:
+    def read_slices(self, path: Path) -> StackFile:
         """The slice, without a spacing: resolutions in PNG files are rounded, or of a screen."""
         load_extra("PIL.Image", "PNG files")
         with reading(path, "PNG"):
             with path.open("rb") as file:
                 if Png().misnamed(file.read(8)):
                     raise ValueError("it is not a PNG file, despite its name; rename it")
-            picture = Png().read(path, max_megapixels)
+            picture = Png().read(path)
             if picture.channels > 1 or picture.alpha is not None or picture.stored.dtype == bool:
                 raise ScanFileError(
                     f"{path} has {picture.channels} channel(s), or alpha, or 1 bit; slices must be "
@@ -207,7 +207,6 @@ def read_stack(
     slice_spacing: float = 1.0,
     slope: float | None = None,
     intercept: float | None = None,
-    max_megapixels: float | None = None,
 ) -> Volume:
     """Slices of a TIFF file with one or more pages, a PNG file, or a folder of one of these.
 
@@ -221,13 +220,12 @@ def read_stack(
         slice_spacing: distance between slices in mm, for files without positions.
         slope: HU = slope * stored + intercept.
         intercept: see ``slope``.
-        max_megapixels: replaces the limits on the size that the header of a file may declare.
 
     Raises:
         ScanFileError: naming the file, the fault and a remedy.
     """
     place = existing(path)
-    stacks = _read_files(place, max_megapixels)
+    stacks = _read_files(place)
     first = stacks[0]
     for each in stacks:
         if each.stored.shape[1:] != first.stored.shape[1:]:
@@ -256,7 +254,7 @@ def read_stack(
         return Volume.stacked(values, spacing, slice_spacing)
 
 
-def _read_files(place: Path, max_megapixels: float | None) -> list[StackFile]:
+def _read_files(place: Path) -> list[StackFile]:
     files = files_in(place) if place.is_dir() else [place]
     formats = [(file, VolumeFormat.of(file)) for file in files]
     known = [(file, kind) for file, kind in formats if isinstance(kind, StackFormat)]
@@ -266,7 +264,7 @@ def _read_files(place: Path, max_megapixels: float | None) -> list[StackFile]:
     if len(names) != 1:
         found = f"both {' and '.join(names)} files" if names else "no PNG or TIFF files"
         raise ScanFileError(f"{place} holds {found}; give a folder with slices of one kind")
-    return [kind.read_slices(file, max_megapixels) for file, kind in known]
+    return [kind.read_slices(file) for file, kind in known]
 
 
 def _require_whole(path: Path, file: Any) -> None:

@@ -33,6 +33,7 @@ from torch import Tensor
 from convexlift.functionals.fidelity import Fidelity
 from convexlift.networks import bound_network
 from convexlift.parts import require_positive
+from convexlift.precision import full_precision
 from convexlift.problems.variational import VariationalProblem
 from convexlift.solvers.derivatives import (
     at_kink,
@@ -49,7 +50,6 @@ from convexlift.solvers.method import Method
 from convexlift.solvers.pulled import duals_of_data, pull_towards
 from convexlift.solvers.solution import Solution, StopWhen
 from convexlift.tensors import expand_per_image, sum_per_image
-from convexlift.tf32 import full_precision
 
 PRECISE, FINEST, ROUNDS = 1e-4, 1e-12, 4
 """Gaps relative to the change by a pull, the smallest gap that double precision allows, and the

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from convexlift.precision import full_precision
 from convexlift.problems.claims import InBoth
 from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
 from convexlift.solvers.gradient_methods import LBFGS
@@ -20,7 +21,6 @@ from convexlift.solvers.recordings import Pending
 from convexlift.solvers.replays import Replays
 from convexlift.solvers.saturated_head import SaturatedHead
 from convexlift.solvers.solution import Solution, Status, StopWhen
-from convexlift.tf32 import full_precision
 
 ALIKE = 1.001
 """Largest ratio of curvatures of data that hold all pixels alike."""
@@ -44,11 +44,12 @@ def run(
         raise TypeError(
             f"stop must be a cl.StopWhen, for example cl.StopWhen(gap=1e-3); got {stop!r}"
         )
+    problem.require_sound_operator()
     problem = problem.detach()
     with torch.no_grad(), full_precision(), Replays(InBoth(problem)) as replays:
         with replays.opened(launch=start is None):
             if not replays.is_open:  # else it is part of the call that has been launched
-                problem.regularizer.check_convexity()  # weights may have changed since the last one
+                problem.require_sound_numbers()  # weights may have changed since the last one
             given, method = method, _chosen_method(problem, method)[0]
             if stop.gradient is not None:
                 _require_gradient(problem)
@@ -56,7 +57,7 @@ def run(
         # Only the ledger references the first state, which is large, so that it can be freed.
         first = _first_state(replays, solver, start)
         if replays.is_open:  # in vain
-            problem.regularizer.check_convexity()
+            problem.require_sound_numbers()
         ledger = Ledger(replays, first, stop, callback, rigorous=rigorous)
         del first
         fallback = PDHG() if given is None and _may_stall(problem, method) else None
@@ -212,7 +213,7 @@ def _iterate(
         ledger.end(Status.STOPPED)
     except KeyboardInterrupt:
         if not ledger.history:  # perhaps before the start has told whether the network is convex
-            ledger.problem.regularizer.check_convexity()
+            ledger.problem.require_sound_numbers()
         if not ledger.history or ledger.history[-1].iteration != iteration:
             ledger.check(iteration, state, silent=True)
         ledger.end(Status.INTERRUPTED)

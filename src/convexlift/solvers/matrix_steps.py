@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from convexlift.decisions import decided
 from convexlift.operators.linear import LinearOperator
 from convexlift.problems.lifting import SaddlePointProblem, lift
 from convexlift.problems.network_duals import DATA_DUAL
@@ -113,7 +114,13 @@ class MatrixCoupling(ScaledCoupling):
             metric += sigma[v][:, None, None] * gram
         diagonal = metric.diagonal(dim1=1, dim2=2)
         diagonal += TINY * diagonal.amax(1, keepdim=True)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(metric))
+        factor, failed = torch.linalg.cholesky_ex(metric)
+        if decided((failed != 0).any()):
+            raise ValueError(
+                "no step sizes can be computed, since the operator and the filters of this problem "
+                "have entries of too different sizes; rescale them, or give another method"
+            )
+        inverse = torch.cholesky_inverse(factor)
         return MatrixSteps({STEPS: SAFETY * inverse, **sigma})
 
     def way(self, u: Blocks, other: Blocks) -> Blocks:

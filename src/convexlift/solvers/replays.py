@@ -92,7 +92,7 @@ class Replays:
                 yield
         except Exception:
             if self.is_open:  # the reason, if its flag has not been looked at
-                self.both.problem.regularizer.check_convexity()
+                self.both.problem.require_sound_numbers()
             raise
 
     @property

@@ -290,7 +290,7 @@ def started(
 
     Numbers: whether all units are on if ``headless``, and where attempts at a proof are of use.
     """
-    both.problem.regularizer.check_convexity()  # weights may have changed since the last check
+    both.problem.require_sound_numbers()  # weights may have changed since the last check
     problem, x = both.problem, both.problem.initial_image()
     numbers: tuple[Tensor, ...] = ()
     if headless and (head := SaturatedHead.of(problem)) is not None:

@@ -8,19 +8,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from convexlift.problems.variational import VariationalProblem, checked_image, require_problem
-from convexlift.problems.weakly_convex import WeaklyConvexProblem
+from convexlift.problems.variational import VariationalProblem, require_problem
 from convexlift.solvers.autograd import attach_gradients, refuse_gradients
-from convexlift.solvers.convex_sequence import solve_sequence
 from convexlift.solvers.hypergradients import Hypergradient
 from convexlift.solvers.ledger import Callback
-from convexlift.solvers.loop import run, solve_roughly
+from convexlift.solvers.loop import run
 from convexlift.solvers.method import Method, State
 from convexlift.solvers.solution import Solution, StopWhen
 
 
 def solve(
-    problem: VariationalProblem | WeaklyConvexProblem,
+    problem: VariationalProblem,
     *,
     method: Method | None = None,
     stop: StopWhen | None = None,
@@ -48,8 +46,7 @@ def solve(
     ``torch.no_grad()``.
 
     Args:
-        problem: the problem to solve; a weakly convex one by a sequence of convex ones, without
-            gradients.
+        problem: the problem to solve.
         method: ``PDHG()``, ``PDHG(steps=PaperSteps(c))``, ``Subgradient(step)``, ``NMAPG()`` or
             ``LBFGS()``; by default ``suitable_method(problem)``, which needs no tuning.
         stop: when to stop; by default at a relative gap of 1e-3.
@@ -59,8 +56,7 @@ def solve(
         hypergradient: how to differentiate: ``Implicit(...)`` for smooth networks,
             ``ValueFunction(...)`` for networks with kinks; by default the one that suits.
     """
-    if not isinstance(problem, WeaklyConvexProblem):
-        require_problem(problem)
+    require_problem(problem)
     if (here := problem.with_double()) is not problem:
         start = start.cpu() if isinstance(start, Tensor) else start
         options = {"method": method, "stop": stop, "start": start, "callback": callback}
@@ -74,20 +70,6 @@ def solve(
         )
     if hypergradient is not None and not differentiable:
         raise ValueError("hypergradient=... is for differentiable=True; write both, or neither")
-    if isinstance(problem, WeaklyConvexProblem):
-        if differentiable:
-            raise ValueError(
-                "differentiable=True is for convex problems: a critical point of a weakly convex "
-                "one need not move smoothly with the data"
-            )
-        if stop is not None and not isinstance(stop, StopWhen):
-            raise TypeError(f"stop must be a cl.StopWhen, got {stop!r}")
-        refuse_gradients(problem.convex)
-        image = getattr(start, "x", start)  # the images of a state, or the images themselves
-        if image is not None:
-            image = checked_image(problem.convex, image, "start")
-        inner = partial(solve_roughly, method=method)
-        return solve_sequence(problem, inner, stop or StopWhen(), image, callback)
     find = partial(run, method=method, stop=stop, start=start, callback=callback)
     if differentiable and torch.is_grad_enabled():  # else there are none, as of any operation
         return attach_gradients(problem, find, hypergradient)

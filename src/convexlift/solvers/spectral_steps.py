@@ -83,11 +83,8 @@ class FourierCoupling(Coupling):
     def applies(problem: VariationalProblem) -> bool:
         """Whether A is a ray transform, and the network acts on x by convolutions or TV."""
         on_image = [layer.operators[0] for layer in problem.network.layers if 0 in layer.operators]
-        images = len(problem.image_shape) == 3  # and not volumes
-        return (
-            images
-            and problem.operator.invertible
-            and all(K.symbol(1, 1, problem.fidelity.y) is not None for K in on_image)
+        return problem.operator.invertible and all(
+            K.symbol(1, 1, problem.fidelity.y) is not None for K in on_image
         )
 
     def in_double(self) -> FourierCoupling:

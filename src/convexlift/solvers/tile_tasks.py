@@ -3,24 +3,21 @@
     tile k      solve core k and a margin of its neighbours' pixels; write x, p and weights
     share k     the part of core k in objective and bound, from the files of the tiles around it
 
-Tiles of one sweep do not depend on each other, nor do shares: they may be computed in any order, in
-any process and on any machine that sees the folder, with the same result. A sweep reads only files
-of the sweep before it, never those of its own sweep.
+Tiles of one sweep do not depend on each other, nor do shares: they may be computed in any order,
+with the same result. A sweep reads only files of the sweep before it, never those of its own sweep.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,13 +33,11 @@ from convexlift.solvers.loop import solve_roughly
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import Status, StopWhen
 from convexlift.tensors import Blocks
-from convexlift.tf32 import full_precision
 
 BLEND = 8
 """Pixels on both sides of a seam over which images are blended."""
 STEPS = 2**16 - 1
 """Steps of a stored slope between the ends of its interval, which are exact."""
-JOB = "job.pt"
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Tiles:
             sweep.
         sweeps: the largest number of sweeps.
         folder: for temporary files of some 6 bytes for each filter and pixel; by default the
-            system's folder for them. Workers on other machines must see it.
+            system's folder for them.
     """
 
     size: int = 512
@@ -255,20 +250,7 @@ class TileJob:
     def _write(self, name: str, task: TileTask, values: Tensor | np.ndarray) -> None:
         if isinstance(values, Tensor):
             values = values.detach().cpu().numpy()
-        place = self._path(name, task.number, task.sweep)
-        part = place.with_suffix(f".{uuid.uuid4().hex}.part")
-        with part.open("wb") as file:
-            np.save(file, np.ascontiguousarray(values))
-        # The first writer wins: a worker that was given up may still write, and the shares of all
-        # cores must use the same slopes.
-        try:
-            os.link(part, place)
-        except FileExistsError:
-            pass
-        except OSError:  # no hard links here
-            if not place.exists():
-                part.replace(place)
-        part.unlink(missing_ok=True)
+        np.save(self._path(name, task.number, task.sweep), np.ascontiguousarray(values))
 
     def _path(self, name: str, number: int, sweep: int) -> Path:
         return self.folder / f"{sweep}-{name}-{number}.npy"
@@ -294,31 +276,6 @@ def _needed(large: LargeProblem) -> int:
     filters = layer.channels * layer.activation.group
     numbers = filters * (2 + 4 * large.regularizer.reads_data) + 4 * large.fidelity.y.shape[1]
     return numbers * math.prod(large.size)
-
-
-# On workers --------------------------------------------------------------------------------------
-
-
-def publish(job: TileJob) -> None:
-    """Write the problem into the folder, for workers."""
-    torch.save((job.large, job.tiles, job.method), job.folder / JOB)
-
-
-def on_worker(task: TileTask, step: str, folder: str, device: str) -> Any:
-    """``TileJob.solve`` or ``TileJob.share`` of the job in a folder."""
-    with torch.no_grad(), full_precision():
-        return getattr(_opened(folder, device), step)(task)
-
-
-@lru_cache(maxsize=1)
-def _opened(folder: str, device: str) -> TileJob:
-    """The job, read once by each worker: the network in memory, images on disk."""
-    # The file was written by the client, which can run code on workers anyway.
-    large, tiles, method = torch.load(
-        Path(folder) / JOB, map_location="cpu", mmap=True, weights_only=False
-    )
-    large.regularizer.to(device if torch.cuda.is_available() else "cpu")
-    return TileJob(large, tiles, method, Path(folder))
 
 
 def _ramps(core: Window, outer: Window, size: tuple[int, int]) -> Tensor:

@@ -8,7 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from convexlift.freed_memory import give_back
 from convexlift.functionals.terms import DiagonalFidelityTerm, LastLayerTerm
 from convexlift.problems.lifting import SaddlePointProblem
 from convexlift.problems.packed_slopes import (
@@ -25,7 +24,7 @@ from convexlift.solvers.iterations import Displacement, Iterations, RestartState
 from convexlift.solvers.method import DoesNotApply
 from convexlift.solvers.packed_pass import PackedPass
 from convexlift.solvers.restart_rules import Array
-from convexlift.strips import at_once, local
+from convexlift.strips import at_once, give_back, local
 from convexlift.tensors import Blocks, choose_images, expand_per_image
 
 STRIP = 2**19

@@ -7,43 +7,35 @@ margin. Errors from narrow margins show in the gap, and another sweep with wider
 them.
 
 Memory holds the image, its data and one tile. Dual variables, as slopes p / t in 16 bits, and the
-weights that a guide read are stored on disk (``tile_tasks``), where the workers of a cluster find
-them too: a sweep is one task for each tile, and its certificate a sum over all cores.
+weights that a guide read are stored on disk (``tile_tasks``): a sweep is one task for each tile,
+and its certificate a sum over all cores.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from convexlift import cluster
+from convexlift.precision import full_precision
 from convexlift.problems.claims import RADIUS, Claim, Guarantee, relative_gap
 from convexlift.problems.rounding import gamma
 from convexlift.problems.variational import VariationalProblem
-from convexlift.problems.windows import CoreSums, LargeProblem, Window
+from convexlift.problems.windows import LargeProblem, Window
 from convexlift.proofs import Proof
 from convexlift.solvers.autograd import refuse_gradients
 from convexlift.solvers.ledger import Callback
 from convexlift.solvers.method import Method
 from convexlift.solvers.solution import History, Progress, Record, Solution, Status, StopWhen
 from convexlift.solvers.stopwatch import Stopwatch
-from convexlift.solvers.tile_tasks import (
-    TileJob,
-    TileResult,
-    Tiles,
-    TileTask,
-    on_worker,
-    publish,
-    tile_job,
-)
+from convexlift.solvers.tile_tasks import TileJob, Tiles, TileTask, tile_job
 from convexlift.tensors import Blocks
-from convexlift.tf32 import full_precision
 
+Result = TypeVar("Result")
 SHARE = 0.8
 """The gap of single tiles in the first sweep, as a share of the tolerance; seams take the rest."""
 
@@ -55,7 +47,6 @@ def solve_tiles(
     method: Method | None = None,
     stop: StopWhen | None = None,
     callback: Callback | None = None,
-    client: Any = None,
 ) -> Solution:
     """Solve one large image tile by tile, to one certified gap.
 
@@ -70,23 +61,19 @@ def solve_tiles(
         callback: called with a ``Progress`` after every tile, whose iteration is the number of
             tiles so far; it returns ``True`` to stop. Objectives and gaps are those of the last
             sweep, infinite in the first one.
-        client: a ``distributed.Client``, whose workers solve the tiles, with the same result. They
-            need the folder of ``tiles`` under the same name.
     """
     if not isinstance(problem, LargeProblem):
         refuse_gradients(problem)
         problem = LargeProblem.of(problem)
     with torch.no_grad(), full_precision(), tile_job(problem, tiles or Tiles(), method) as job:
-        return _Sweeps(job, stop or StopWhen(), callback, client).run()
+        return _Sweeps(job, stop or StopWhen(), callback).run()
 
 
 class _Sweeps:
     """The state of a solve: the image, and the bounds proven so far."""
 
-    def __init__(
-        self, job: TileJob, stop: StopWhen, callback: Callback | None, client: Any
-    ) -> None:
-        self.job, self.stop, self.callback, self.client = job, stop, callback, client
+    def __init__(self, job: TileJob, stop: StopWhen, callback: Callback | None) -> None:
+        self.job, self.stop, self.callback = job, stop, callback
         self.clock = Stopwatch()
         height, width = job.large.size
         self.whole = Window(0, height, 0, width)
@@ -95,8 +82,6 @@ class _Sweeps:
         self.ended: Status | None = None
         self.iterations = self.done = 0
         self.history = History()
-        if client is not None:
-            publish(job)
 
     def run(self) -> Solution:
         """Sweep until the gap is small enough, or no progress is possible."""
@@ -107,7 +92,7 @@ class _Sweeps:
             if sweep:
                 self.job.forget(sweep - 1)
             self.x, self.weight_map = None, None  # frees the old ones before new ones are made
-            self._assemble(sweep)
+            self.x, self.weight_map = self._finished(self._assembled, sweep)
             record = self._certified(sweep)
             self.history.records.append(record)
             if float(record.gap) <= (self.stop.gap or 0.0):
@@ -116,28 +101,23 @@ class _Sweeps:
                 break
         return self._solution()
 
-    def _assemble(self, sweep: int) -> None:
-        """The image and the map of weights, from the files of all tiles, in spite of one Ctrl-C."""
-        try:
-            self.x = self.job.image(self.whole, sweep).to(self.job.large.fidelity.y.device)
-            self.weight_map = self.job.weight_map(sweep)
-        except KeyboardInterrupt:
-            if self.ended is Status.INTERRUPTED:
-                raise
-            self.ended = Status.INTERRUPTED
-            self._assemble(sweep)
+    def _assembled(self, sweep: int) -> tuple[Tensor, Tensor | None]:
+        """The image and the map of weights, from the files of all tiles."""
+        x = self.job.image(self.whole, sweep).to(self.job.large.fidelity.y.device)
+        return x, self.job.weight_map(sweep)
 
     def _sweep(self, sweep: int) -> None:
         """Solve every tile, with the margins and tolerances of this sweep."""
         shown = None if self.callback is None else torch.zeros_like(self.job.large.fidelity.y)
-        for task, found in self._each("solve", lambda number: self._tile(number, sweep)):
-            assert isinstance(found, TileResult)
+        for number in range(len(self.job.cores)):
+            # Its task is made in the step: after Ctrl-C, the tile keeps its start.
+            found = self._finished(lambda k: self.job.solve(self._tile(k, sweep)), number)
             self.iterations = max(self.iterations, found.iterations)
             self.done += 1
             if self.ended is None and found.status in (Status.INTERRUPTED, Status.TIME_LIMIT):
                 self.ended = found.status
             if self.callback is not None and shown is not None and not self.ended:
-                self.job.add_to(shown, self.whole, task)
+                self.job.add_to(shown, self.whole, TileTask(number, sweep))
                 self._tell(self.callback, shown)
 
     def _tile(self, number: int, sweep: int) -> TileTask:
@@ -149,31 +129,15 @@ class _Sweeps:
             left = max(1e-3, self.stop.seconds - self.clock.seconds())
         return TileTask(number, sweep, replace(self.stop, gap=gap, seconds=left))
 
-    def _each(
-        self, step: str, task: Callable[[int], TileTask]
-    ) -> Iterator[tuple[TileTask, TileResult | CoreSums]]:
-        """A step of every core, in order of completion; all are finished in spite of one Ctrl-C."""
-        left = set(range(len(self.job.cores)))
-        while left:
-            try:
-                for done, found in self._outcomes(step, map(task, sorted(left))):
-                    if isinstance(found, Exception):
-                        raise found
-                    left.remove(done.number)
-                    yield done, found
-            except KeyboardInterrupt:
-                if self.ended is Status.INTERRUPTED:
-                    raise
-                self.ended = Status.INTERRUPTED
-
-    def _outcomes(self, step: str, tasks: Iterator[TileTask]) -> Iterator[tuple[TileTask, Any]]:
-        """The results of tasks, computed here or on workers."""
-        if self.client is None:
-            return ((task, getattr(self.job, step)(task)) for task in tasks)
-        folder, device = self.job.folder, self.job.large.device.type
-        return cluster.completed(
-            self.client, on_worker, tasks, step, str(folder), device, folder=folder
-        )
+    def _finished(self, step: Callable[[int], Result], number: int) -> Result:
+        """The result of a step, which one Ctrl-C begins again and a second one ends."""
+        try:
+            return step(number)
+        except KeyboardInterrupt:
+            if self.ended is Status.INTERRUPTED:
+                raise
+            self.ended = Status.INTERRUPTED
+            return self._finished(step, number)
 
     def _tell(self, callback: Callback, image: Tensor) -> None:
         """End early if the callback asks for it."""
@@ -188,10 +152,11 @@ class _Sweeps:
 
     def _certified(self, sweep: int) -> Record:
         """Objective and bound of the whole image, in spite of rounding."""
-        found = [each for _, each in self._each("share", lambda number: TileTask(number, sweep))]
-        sums = [each for each in found if isinstance(each, CoreSums)]
-        count = len(sums)
-        assert count == len(self.job.cores)
+        count = len(self.job.cores)
+        sums = [
+            self._finished(lambda k: self.job.share(TileTask(k, sweep)), number)
+            for number in range(count)
+        ]
         data_term, regularizer, bound = (  # fsum does not depend on the order
             math.fsum(getattr(each, name) for each in sums)
             for name in ("data_term", "regularizer", "bound")

@@ -12,7 +12,6 @@ from convexlift.solvers.hypergradients import ValueFunction as ValueFunction
 from convexlift.training.data import Batch as Batch
 from convexlift.training.data import BatchSampler as BatchSampler
 from convexlift.training.image_sets import ImageSet as ImageSet
-from convexlift.training.image_sets import VolumeSet as VolumeSet
 from convexlift.training.image_sets import mix as mix
 from convexlift.training.initialization import absorb_weight_ as absorb_weight_
 from convexlift.training.initialization import start_from_filters_ as start_from_filters_

@@ -52,10 +52,9 @@ class BatchSampler:
     """Batches of crops or whole images, each a pure function of its step.
 
     Args:
-        images: the set to draw from, of images or volumes.
+        images: the set to draw from.
         batch_size: number of samples of all ranks together.
-        crop: the side of square crops at random positions; None for whole images of one size. Crops
-            of volumes have as many slices, or as many as the thinnest volume.
+        crop: the side of square crops at random positions; None for whole images of one size.
         flips: mirror left and right at random.
         rotations: apply a random one of the 8 symmetries of the square (which include mirroring).
         seed: the seed of all random choices.
@@ -111,7 +110,7 @@ class BatchSampler:
             )
             sample[:] = self._view(self.images.planes[i], mix(*purpose))
         whites = [white(self.images.planes[i]) for i in indices]
-        pixels /= np.asarray(whites, dtype=np.float32).reshape(-1, *(1,) * (pixels.ndim - 1))
+        pixels /= np.asarray(whites, dtype=np.float32).reshape(-1, 1, 1, 1)
         return Batch(
             clean=torch.from_numpy(pixels),
             indices=torch.tensor(indices, dtype=torch.long),
@@ -125,26 +124,18 @@ class BatchSampler:
         epoch, place = divmod(place, len(self.images))
         return int(permutation(len(self.images), mix("epoch", self.seed, epoch))[place])
 
-    def _size(self) -> tuple[int, ...]:
-        if self.crop is None:
-            return self.images.size(0)
-        depths = [self.images.size(i)[:-2] for i in range(len(self.images))]
-        return (*(min(self.crop, *each) for each in zip(*depths, strict=True)),
-                self.crop, self.crop)  # fmt: skip
+    def _size(self) -> tuple[int, int]:
+        return self.images.size(0) if self.crop is None else (self.crop, self.crop)
 
     def _view(self, plane: Plane, chance: int) -> Plane:
         """The turned crop of one sample, as a view.
 
-        The mixed-radix digits of ``chance`` are its top, its left, its first slice if it is a
-        volume, and its symmetry.
+        The mixed-radix digits of ``chance`` are its top, its left and its symmetry.
         """
-        *depth, height, width = self._size()
+        height, width = self._size()
         chance, top = divmod(chance, plane.shape[-2] - height + 1)
         chance, left = divmod(chance, plane.shape[-1] - width + 1)
         view = plane[..., top : top + height, left : left + width]
-        for slices in depth:
-            chance, first = divmod(chance, len(plane) - slices + 1)
-            view = view[first : first + slices]
         if (self.flips or self.rotations) and chance & 1:
             view = view[..., ::-1]
         if self.rotations:

@@ -1,4 +1,4 @@
-"""Images and volumes in memory, and random choices as pure functions of integers."""
+"""Images in memory, and random choices as pure functions of integers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -53,7 +53,6 @@ class ImageSet:
         folder: Path,
         *,
         limit: int | None = None,
-        max_megapixels: float | None = None,
         colour: bool = False,
     ) -> ImageSet:
         """The pictures of a folder, sorted by name; hidden and other files are ignored.
@@ -61,12 +60,11 @@ class ImageSet:
         Args:
             folder: searched without its subfolders.
             limit: maximum number of pictures to read, or None for all.
-            max_megapixels: replaces the limits on the size that the header of a file may declare.
             colour: whether to read red, green and blue, instead of a grey plane.
         """
         paths = _picture_paths(Path(folder), limit)
         read = read_colours if colour else read_plane
-        planes = tuple(read(path, max_megapixels=max_megapixels) for path in paths)
+        planes = tuple(read(path) for path in paths)
         return cls(tuple(path.name for path in paths), planes)
 
     @classmethod
@@ -75,7 +73,6 @@ class ImageSet:
         folders: Sequence[Path],
         *,
         limit: int | None = None,
-        max_megapixels: float | None = None,
         colour: bool = False,
     ) -> ImageSet:
         """The pictures of several folders, one folder after the other; named "folder/file".
@@ -83,7 +80,6 @@ class ImageSet:
         Args:
             folders: distinct folders.
             limit: maximum number of pictures to read from each folder, or None for all.
-            max_megapixels: replaces the limits on the size that the header of a file may declare.
             colour: whether to read red, green and blue, instead of a grey plane.
         """
         places = [Path(folder).resolve() for folder in folders]
@@ -92,10 +88,7 @@ class ImageSet:
         for i, place in enumerate(places):
             if place in places[:i]:
                 raise ValueError(f"{folders[i]} is given twice; name each folder once")
-        sets = [
-            cls.from_folder(Path(folder), limit=limit, max_megapixels=max_megapixels, colour=colour)
-            for folder in folders
-        ]
+        sets = [cls.from_folder(Path(folder), limit=limit, colour=colour) for folder in folders]
         named = zip(places, sets, strict=True)
         return cls(
             tuple(f"{place.name}/{name}" for place, images in named for name in images.names),
@@ -131,9 +124,10 @@ class ImageSet:
         """1 for grey images, 3 for images in colour."""
         return 1 if self.planes[0].ndim == 2 else 3
 
-    def size(self, i: int) -> tuple[int, ...]:
+    def size(self, i: int) -> tuple[int, int]:
         """(H, W) of image i."""
-        return self.planes[i].shape[-2:]
+        height, width = self.planes[i].shape[-2:]
+        return height, width
 
     def select(self, wanted: Callable[[str], bool]) -> ImageSet:
         """The images whose names satisfy ``wanted``, in their order."""
@@ -173,7 +167,7 @@ class ImageSet:
             raise ValueError(f"there are {len(self)} images, and {count} were asked for")
         return self._subset(range(count))
 
-    def require_size(self, size: tuple[int, ...]) -> None:
+    def require_size(self, size: tuple[int, int]) -> None:
         """Raise ValueError unless every image is (H, W)."""
         for i, name in enumerate(self.names):
             if self.size(i) != tuple(size):
@@ -182,7 +176,7 @@ class ImageSet:
                     "use images of one size, or take crops"
                 )
 
-    def require_at_least(self, size: tuple[int, ...]) -> None:
+    def require_at_least(self, size: tuple[int, int]) -> None:
         """Raise ValueError unless (H, W) fits into every image."""
         for i, name in enumerate(self.names):
             if any(there < wanted for there, wanted in zip(self.size(i), size, strict=True)):
@@ -202,48 +196,6 @@ class ImageSet:
     def _subset(self, chosen: Sequence[int]) -> Self:
         names = tuple(self.names[i] for i in chosen)
         return type(self)(names, tuple(self.planes[i] for i in chosen))
-
-
-class VolumeSet(ImageSet):
-    """Volumes (D, H, W) with names, in memory; made by ``from_tensors``.
-
-    Otherwise like ``ImageSet``.
-    """
-
-    @classmethod
-    def from_folder(cls, folder: Path, **options: Any) -> NoReturn:
-        """Not for volumes, whose slices would be images of their own."""
-        raise ValueError(
-            f"a VolumeSet is made from tensors, not from the pictures in {folder}; write "
-            "VolumeSet.from_tensors(volumes)"
-        )
-
-    @classmethod
-    def from_tensors(
-        cls, images: Sequence[Tensor], names: Sequence[str] | None = None
-    ) -> VolumeSet:
-        """Copies of tensors (D, H, W); integers are scaled as in files."""
-        if names is None:
-            names = [f"volume {i}" for i in range(len(images))]
-        if len(names) != len(images):
-            raise ValueError(f"{len(images)} volumes need as many names, got {len(names)}")
-        planes = []
-        for image, name in zip(images, names, strict=True):
-            if image.ndim != 3:
-                raise ValueError(f"{name} has the shape {tuple(image.shape)}; write (D, H, W)")
-            values = image.detach().cpu()
-            slices = (values.float() if values.is_floating_point() else values).numpy()
-            planes.append(np.stack([as_plane(each, name) for each in slices]))
-        return cls(tuple(names), tuple(planes))
-
-    @property
-    def channels(self) -> int:
-        """One."""
-        return 1
-
-    def size(self, i: int) -> tuple[int, ...]:
-        """(D, H, W) of volume i."""
-        return self.planes[i].shape
 
 
 def mix(purpose: str, *numbers: int) -> int:
@@ -280,6 +232,6 @@ def _picture_paths(folder: Path, limit: int | None) -> list[Path]:
     return paths[:limit]
 
 
-def size_text(size: tuple[int, ...]) -> str:
+def size_text(size: tuple[int, int]) -> str:
     """A size in words, such as "64 x 48"."""
     return " x ".join(str(n) for n in size)

@@ -72,7 +72,7 @@ class NetworkSettings:
     uniform: float | None = None
     hidden: int = 256
 
-    def build(self, image_size: tuple[int, ...], seed: int) -> InputConvexNetwork:
+    def build(self, image_size: tuple[int, int], seed: int) -> InputConvexNetwork:
         """A new network, for a given image size if it needs one."""
         names = ["in_channels", "channels", "kernel", "smoothing", "padding"]
         own = {"ridge": ["depth", "profiles", "levels"], "adaptive": ["widths", "reads", "depth"]}

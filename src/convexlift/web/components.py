@@ -20,7 +20,7 @@ from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import InputPicture
 from convexlift.web.requests import RUNS, SMALL, Queue
 from convexlift.web.result import record, write_files
-from convexlift.web.run import Computation, PageJob, Run, RunResult
+from convexlift.web.run import PageJob, Run, RunResult
 from convexlift.web.visitors import Session, Sessions
 
 Updates = dict[Any, Any]
@@ -43,7 +43,7 @@ class Site:
 
     sessions: Sessions
     queue: Queue
-    executor: Executor  # its threads compute runs and races
+    executor: Executor  # its threads compute runs
     device: torch.device
     tidy: Callable[[], None]  # called after memory was freed
 
@@ -193,10 +193,6 @@ class Controls:
             self.stop: gr.update(interactive=is_running),
         }
 
-    def watch(self, computation: Computation[Any, Any], request: gr.Request) -> Iterator[Any]:
-        """The states of a computation while the browser reads its messages."""
-        return (state for state in computation.states() if self.site.keeps_up(request))
-
 
 COMPARED = {"ct": "Filtered back projection and result"}
 """The labels of sliders in tabs where the first picture is not the data."""
@@ -223,10 +219,7 @@ class RunDisplay:
                     html.convergence_plot(()), padding=False, elem_id=f"{name}-plot"
                 )
                 self.facts = gr.HTML(padding=False, elem_id=f"{name}-facts")
-        labels = {
-            "image": "Image (PNG)", "json": "Numbers (JSON)", "script": "Script (Python)",
-            "zip": "Everything (ZIP)",
-        }  # fmt: skip
+        labels = {"image": "Image (PNG)", "json": "Numbers (JSON)", "zip": "Everything (ZIP)"}
         with gr.Row(visible=False) as self.downloads:
             self.files = {
                 kind: gr.DownloadButton(label, size="sm", min_width=120, elem_id=f"{name}-{kind}")
@@ -267,7 +260,9 @@ class RunDisplay:
         tolerance = job.options["tolerance"]
         yield {**self.cleared(html.progress((), tolerance)), **controls.running(True)}
         drawn = 0.0
-        for snapshot in controls.watch(run, request):
+        for snapshot in run.states():
+            if not self.site.keeps_up(request):
+                continue
             status = html.stopping() if run.stopping else html.progress(snapshot.points, tolerance)
             updates: Updates = {self.status: status}
             picture = html.live_picture(snapshot, job)
@@ -284,8 +279,6 @@ class RunDisplay:
 
     def _result(self, session: Session, result: RunResult) -> Updates:
         numbers = record(result)
-        if session.job is result.job and numbers["lower_bound"] is not None:
-            session.bound = numbers["lower_bound"]
         files = write_files(result, numbers, session.new_folder(self.name))
         return {
             self.status: html.verdict(result),

@@ -1,13 +1,13 @@
-"""HTML fragments of the page: status lines, pictures, numbers, maps, tables and plots.
+"""HTML fragments of the page: status lines, pictures, numbers, maps and plots.
 
 Plots are SVG in the colours of the style sheet: sharp, small, and they follow dark mode. Gradio's
-own line plot has no logarithmic axis and cannot shade the gap between two curves.
+own line plot cannot shade the gap between two curves.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from convexlift.web.pictures import (
     grey_or_colour,
     preview,
 )
-from convexlift.web.race import Race
 from convexlift.web.run import HINTS, PageJob, Point, RunResult, Snapshot
 
 TEMPLATES = Environment(
@@ -46,8 +45,7 @@ ENDINGS = {
     Status.NOT_FINITE: "Stopped: the iterates were not finite",
 }
 READY, AWAITED = "Press Start.", "Drop your file into the box, or click the box."
-SMALL, LARGE = (480, 330), (800, 400)
-"""Width and height of plots, in units of about a pixel."""
+_WIDTH, _HEIGHT = 480, 330  # of plots, in units of about a pixel
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 16, 56  # margins of plots; seven large digits fit
 _FRAGMENTS = TEMPLATES.get_template("fragments.html").module
 
@@ -147,51 +145,6 @@ def details(name: str, result: RunResult) -> str:
     return fragment("details", name, _sinogram(name, result.prepared), _maps(result))
 
 
-def standings(race: Race) -> str:
-    """The table of a race."""
-    rows = []
-    for lap in race.laps:
-        cells = ["-"] * 5
-        if distances := race.distances(lap):
-            seconds, reached = distances[-1]
-            cells = [f"{lap.iterations}", f"{seconds:.1f} s", f"{reached:.1e}"]
-            cells += [_first_below(level, distances) for level in (1e-2, 1e-3)]
-        rows.append((lap.name, *cells, lap.note or lap.steps or "-"))
-    head = ("Method", "Iterations", "Time", "Distance", "To 1e-2", "To 1e-3", "Step sizes")
-    return fragment("standings", head, rows)
-
-
-def race_verdict(race: Race) -> str:
-    """The status line at the end of a race: who came close to the bound, in order of time.
-
-    The last digits of an objective mean little, so methods are compared at a round distance, at
-    least twice the smallest one.
-    """
-    if not any(lap.checks for lap in race.laps):
-        return banner("No method applies to this problem.", "bad")
-    curves = {lap.name: race.distances(lap) for lap in race.laps if lap.checks}
-    smallest = min(curve[-1][1] if curve else math.inf for curve in curves.values())
-    if smallest > 0.05:
-        return banner("Done.", "partial", "No method came close to a proven bound.")
-    level = 10.0 ** math.ceil(math.log10(max(2 * smallest, 1e-5)) - 1e-9)
-    times = [
-        (next(when for when, distance in curve if distance <= level), name)
-        for name, curve in curves.items()
-        if curve[-1][1] <= level
-    ]
-    first, *others = (f"{name} ({when:.1f} s)" for when, name in sorted(times))
-    said = f"First within {percent(level)} of the proven bound: {first}."
-    return banner("Done.", "good", f"{said} Then: {', '.join(others)}." if others else said)
-
-
-def description(job: PageJob) -> str:
-    """A job in one line."""
-    height, width = job.picture.size
-    task = {"denoise": "Denoise", "inpaint": "Inpaint", "ct": "CT"}[job.task]
-    name, regularizer = job.picture.name, job.options["regularizer"]
-    return f"{task} {name}, {width} x {height}, with {regularizer}"
-
-
 def convergence_plot(points: Sequence[Point], ended: bool = False) -> str:
     """Objective and lower bound against iterations or tiles, with the gap between them shaded.
 
@@ -209,30 +162,36 @@ def convergence_plot(points: Sequence[Point], ended: bool = False) -> str:
     values = [y for line in lines.values() for _, y in line[len(line) // 3 :]]
     if not values:
         title = "The proof follows the last tile." if tiled else "The proof will appear here."
-        return fragment("empty_plot", title, SMALL)
+        return fragment("empty_plot", title, _WIDTH, _HEIGHT)
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) + 1e-6 * abs(high) + 1e-12
     low, high = low - margin, high + margin
-    title, levels = f"Objective and lower bound against {across}", _linear_levels(low, high)
-    return _plot(title, SMALL, lines, across, levels, lambda y: (y - low) / (high - low), True)
+    left, right, top, base = _LEFT, _WIDTH - _RIGHT, _TOP, _HEIGHT - _BOTTOM
+    end = max((x for line in lines.values() for x, _ in line), default=0) or 1.0
 
+    def across_to(x: float) -> float:
+        return round(left + x / end * (right - left), 1)
 
-def race_plot(race: Race | None) -> str:
-    """The distance of each method from the best lower bound, on a logarithmic scale."""
-    lines: dict[str, Points] = {}
-    if race is not None:
-        for lap in race.laps:
-            lines[lap.name] = [(x, y) for x, y in _finite(race.distances(lap)) if y > 0]
-    values = [y for line in lines.values() for _, y in line]
-    if not values:
-        return fragment("empty_plot", "No results yet.", LARGE)
-    first = math.floor(math.log10(min(values)) - 0.05)
-    last = math.ceil(math.log10(max(values)) + 0.05)
-    levels = [(10.0**k, f"1e{k}") for k in range(first, last + 1, max(1, (last - first) // 6))]
-    return _plot(
-        "Distance from the best lower bound against seconds", LARGE, lines, "seconds", levels,
-        lambda y: (math.log10(y) - first) / (last - first),
-    )  # fmt: skip
+    def down_to(y: float) -> float:
+        # Values far outside are clipped, since browsers limit coordinates.
+        share = min(max((y - low) / (high - low), -4.0), 5.0)
+        return round(base - share * (base - top), 1)
+
+    curves = [[(across_to(x), down_to(y)) for x, y in line] for line in lines.values()]
+    objective, bound = curves
+    return fragment(
+        "plot",
+        f"Objective and lower bound against {across}",
+        (_WIDTH, _HEIGHT),
+        (left, right, top, base),
+        list(lines),
+        curves,
+        [*objective, *reversed(bound)] if objective and bound else [],
+        [(down_to(level), label) for level, label in _linear_levels(low, high)],
+        # Iterations and tiles are whole numbers.
+        [_tick(across_to(x), f"{x:g}") for x in nice_steps(0, end, 6) if x == int(x)],
+        across,
+    )
 
 
 def nice_steps(low: float, high: float, count: int = 5) -> list[float]:
@@ -244,39 +203,10 @@ def nice_steps(low: float, high: float, count: int = 5) -> list[float]:
     return [k * step for k in range(first, math.floor(high / step) + 1)]
 
 
-def _plot(
-    title: str, size: tuple[int, int], lines: dict[str, Points], across: str,
-    levels: Sequence[tuple[float, str]], share: Callable[[float], float], shaded: bool = False,
-) -> str:  # fmt: skip
-    """Curves in a frame; ``share`` maps a value to its height, from 0 to 1."""
-    left, right, top, base = _LEFT, size[0] - _RIGHT, _TOP, size[1] - _BOTTOM
-    end = max((x for line in lines.values() for x, _ in line), default=0) or 1.0
-
-    def across_to(x: float) -> float:
-        return round(left + x / end * (right - left), 1)
-
-    def down_to(y: float) -> float:
-        # Values far outside are clipped, since browsers limit coordinates.
-        return round(base - min(max(share(y), -4.0), 5.0) * (base - top), 1)
-
-    curves = [[(across_to(x), down_to(y)) for x, y in line] for line in lines.values()]
-    band = [*curves[0], *reversed(curves[1])] if shaded and curves[0] and curves[1] else []
-    return fragment(
-        "plot", title, size, (left, right, top, base), list(lines), curves, band,
-        [(down_to(level), label) for level, label in levels],
-        [
-            _tick(across_to(x), f"{x:g}", size[0])
-            for x in nice_steps(0, end, 6)
-            if across == "seconds" or x == int(x)  # iterations and tiles are whole numbers
-        ],
-        across,
-    )  # fmt: skip
-
-
-def _tick(x: float, label: str, width: int) -> tuple[float, str, str]:
+def _tick(x: float, label: str) -> tuple[float, str, str]:
     """Place and anchor of a label below the axis; one that would be cut off ends at the edge."""
-    widest = 0.6 * (24 if width > SMALL[0] else 16) * len(label)  # on phones: see style.css
-    return (width - 1, "end", label) if x + widest / 2 > width else (x, "middle", label)
+    widest = 0.6 * 16 * len(label)  # on phones: see style.css
+    return (_WIDTH - 1, "end", label) if x + widest / 2 > _WIDTH else (x, "middle", label)
 
 
 def _linear_levels(low: float, high: float) -> list[tuple[float, str]]:
@@ -383,10 +313,6 @@ def _sinogram(name: str, prepared: PreparedImage) -> Figure | None:
 
 def _picture(x: Tensor, caption: str, picture: InputPicture) -> Figure:
     return data_url(grey_or_colour(preview(x), *picture.window)), caption, picture.size
-
-
-def _first_below(level: float, distances: Points) -> str:
-    return next((f"{when:.1f} s" for when, distance in distances if distance <= level), "-")
 
 
 def _finite(points: Any) -> Points:

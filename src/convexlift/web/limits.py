@@ -35,7 +35,8 @@ class Limits:
             Larger pictures have more time, in proportion to their pixels.
         runs: number of simultaneous runs.
         waiting: number of runs that may wait for their turn.
-        sessions: number of sessions kept; the one idle for longest is closed first.
+        sessions: number of sessions kept; the one idle for longest is closed first, and none whose
+            events still wait or run.
         idle_seconds: a session without events for this long is closed, and its files deleted.
     """
 

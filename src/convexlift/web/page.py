@@ -1,9 +1,9 @@
-"""The page: a headline, three tabs with runs, a race of methods, and an explanation."""
+"""The page: a headline, three tabs with runs, and an explanation."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -12,79 +12,17 @@ import torch
 
 import convexlift
 from convexlift.files.formats import EXPORTS
-from convexlift.web import html
-from convexlift.web.components import QUIET, Controls, Site, Updates, tells_errors
+from convexlift.web.components import Site
 from convexlift.web.ct_tab import CTTab
 from convexlift.web.html import TEMPLATES
 from convexlift.web.inpaint_tab import InpaintTab
-from convexlift.web.race import NAMES, Race
 from convexlift.web.requests import Queue
-from convexlift.web.run import FIRST_RUN, PageJob
-from convexlift.web.tabs import FIRST_EXAMPLE, DenoiseTab, example_picture
-from convexlift.web.visitors import Session, Sessions
+from convexlift.web.tabs import DenoiseTab
+from convexlift.web.visitors import Sessions
 
 HEADLINE = """<div class="headline"><h1>convexlift</h1>
 <p>Restore a noisy or damaged picture with a learned convex model, and see a proof of how well that
 model is solved.</p></div>"""
-
-
-class RaceTab:
-    """Methods compared on the problem that was solved last."""
-
-    def __init__(self, site: Site, tab: Any) -> None:
-        self.site = site
-        longest = max(2, int(site.limits.seconds / (2 * len(NAMES))))
-        with gr.Row():
-            with gr.Column(scale=2, min_width=300):
-                gr.HTML(html.fragment("race"), padding=False)
-                self.problem = gr.HTML(padding=False, elem_id="race-problem")
-                self.names = gr.CheckboxGroup(
-                    list(NAMES), value=list(NAMES), label="Methods", elem_id="race-names"
-                )
-                self.seconds = gr.Slider(
-                    1, longest, value=min(4, longest), step=1, label="Seconds for each",
-                    elem_id="race-seconds",
-                )  # fmt: skip
-                self.controls = Controls("race", site)
-            with gr.Column(scale=5, min_width=320):
-                status = html.banner(html.READY)
-                self.status = gr.HTML(status, padding=False, elem_id="race-status")
-                self.plot = gr.HTML(html.race_plot(None), padding=False, elem_id="race-plot")
-                self.table = gr.HTML(padding=False, elem_id="race-table")
-        tab.select(self._opened, None, self.problem, **QUIET)
-        outputs = [self.status, self.plot, self.table, self.problem]
-        inputs = {self.names, self.seconds}
-        self.controls.connect(inputs, outputs, self.status, self._stream)
-
-    @tells_errors
-    def _opened(self, request: gr.Request) -> str:
-        job = _last_job(self.site.session(request))
-        return html.fragment("hint", html.description(job), "Problem")
-
-    def _stream(self, session: Session, values: Updates, request: gr.Request) -> Iterator[Updates]:
-        job, site, controls = _last_job(session), self.site, self.controls
-        seconds = float(values[self.seconds])
-        race = Race(job, values[self.names], seconds, site.executor, site.device, session.bound)
-        session.start(race)
-        problem = html.fragment("hint", html.description(job), "Problem")
-        yield {self.problem: problem, **self._shown(race), **controls.running(True)}
-        for _ in controls.watch(race, request):
-            yield self._shown(race)
-        race.result()
-        yield {**self._shown(race), self.status: html.race_verdict(race)}
-
-    def _shown(self, race: Race) -> Updates:
-        return {
-            self.status: html.banner("Running:", "busy", race.state),
-            self.plot: html.race_plot(race),
-            self.table: html.standings(race),
-        }
-
-
-def _last_job(session: Session) -> PageJob:
-    if session.job is not None:
-        return session.job
-    return PageJob("denoise", example_picture(FIRST_EXAMPLE), FIRST_RUN)
 
 
 def build(
@@ -108,8 +46,6 @@ def build(
                 InpaintTab(site)
             with gr.Tab("CT", id="ct"):
                 CTTab(site)
-            with gr.Tab("Race", id="race") as tab:
-                RaceTab(site, tab)
             with gr.Tab("About", id="about"):
                 about = TEMPLATES.get_template("about.md")
                 facts = {"limits": limits, "version": convexlift.__version__}
@@ -123,7 +59,7 @@ def build(
         queue.forget(key)
         tidy()
 
-    sessions.on_close = forget
+    sessions.is_busy, sessions.on_close = queue.is_busy, forget
     return blocks, queue
 
 
@@ -151,9 +87,3 @@ def appearance() -> dict[str, Any]:
         '<meta name="color-scheme" content="light dark">'
         f"<script>{TEMPLATES.get_template('uploads.js').render(refused=list(EXPORTS))}</script>",
     }
-
-
-def first_view() -> str:
-    """The first picture of the page, shown until Gradio's scripts have loaded."""
-    picture = html.chosen_picture(example_picture(FIRST_EXAMPLE))
-    return TEMPLATES.get_template("first_view.html").render(picture=picture)

@@ -92,12 +92,19 @@ class Queue:
         """Cancel the events of a session whose page was closed."""
         await self.blocks._queue.clean_events(session_hash=key)
 
+    def is_busy(self, key: str) -> bool:
+        """Whether a session has an event that waits or runs, and is not cancelled."""
+        events = list(self.blocks._queue.event_ids_to_events.values())
+        return any(event.alive and event.session_hash == key for event in events)
+
     def forget(self, key: str) -> None:
         """Free Gradio's components and unread messages of a session."""
         self.blocks.state_holder.session_data.pop(key, None)
         self.blocks.state_holder.time_last_used.pop(key, None)
-        self.blocks._queue.pending_messages_per_session.pop(key, None)
-        self.blocks._queue.pending_event_ids_session.pop(key, None)
+        # Gradio's queue ends for all visitors if an event has no list for its messages.
+        if not self.is_busy(key):
+            self.blocks._queue.pending_messages_per_session.pop(key, None)
+            self.blocks._queue.pending_event_ids_session.pop(key, None)
 
     def _events(self, group: str) -> tuple[list[Any], list[Any]]:
         """The waiting and the active events of a group; Gradio has no public list of them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from pathlib import Path
@@ -10,17 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-import convexlift
 from convexlift.json_values import finite
-from convexlift.solvers.solution import Status
-from convexlift.web.html import TEMPLATES
 from convexlift.web.pictures import deep_png, grey_or_colour, png, preview
-from convexlift.web.run import PageJob, RunResult
-
-INPUT, MASK = "input.npy", "seen.npy"
-"""Arrays that a script reads if they do not come with the package."""
+from convexlift.web.run import RunResult
 
 
 def record(result: RunResult) -> dict[str, Any]:
@@ -49,7 +41,7 @@ def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> dic
     """Write ``before`` and ``after``, which the page shows, and the files to download."""
     job, x, given = result.job, result.reconstruction.solution.x, result.prepared.given
     assert given is not None  # only measured sinograms have no picture
-    names = {"image": "png", "json": "json", "script": "py", "zip": "zip"}
+    names = {"image": "png", "json": "json", "zip": "zip"}
     files = {kind: folder / f"convexlift-{job.task}.{end}" for kind, end in names.items()}
     for kind, picture in {"before": given, "after": x}.items():
         files[kind] = folder / f"{kind}.png"
@@ -57,37 +49,9 @@ def write_files(result: RunResult, numbers: dict[str, Any], folder: Path) -> dic
         files[kind].write_bytes(png(grey_or_colour(shown, *job.picture.window)))
     files["image"].write_bytes(deep_png(x))
     files["json"].write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    files["script"].write_text(script(result))
     with zipfile.ZipFile(files["zip"], "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for kind in ("image", "json", "script"):
+        for kind in ("image", "json"):
             archive.write(files[kind], files[kind].name)
-        for name, values in {"reconstruction.npy": x.cpu(), **needed_arrays(job)}.items():
-            archive.writestr(name, _npy(values))
+        with archive.open("reconstruction.npy", "w", force_zip64=True) as file:
+            np.save(file, x.cpu().numpy(), allow_pickle=False)
     return files
-
-
-def script(result: RunResult) -> str:
-    """A program that repeats the run and writes its image to ``repeated.npy``."""
-    job, needed = result.job, needed_arrays(result.job)
-    options = {name: repr(value) for name, value in job.call().items() if value is not None}
-    options["device"] = repr(result.reconstruction.solution.x.device.type)
-    if MASK in needed:
-        options["mask"] = f'np.load(here / "{MASK}")'
-    if result.status is not Status.CONVERGED:  # end where the run ended
-        options["max_iterations"] = repr(result.reconstruction.record["iterations"])
-    return TEMPLATES.get_template("script.py.jinja").render(
-        version=convexlift.__version__, job=job, needed=needed, options=options
-    )
-
-
-def needed_arrays(job: PageJob) -> dict[str, Tensor]:
-    """The arrays that must be in the folder of the script."""
-    arrays = {} if job.picture.example else {INPUT: job.picture.values}
-    mask = job.options.get("mask")
-    return arrays if mask is None else {**arrays, MASK: mask}
-
-
-def _npy(x: Tensor) -> bytes:
-    file = io.BytesIO()
-    np.save(file, x.numpy(), allow_pickle=False)
-    return file.getvalue()

@@ -10,20 +10,19 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from convexlift.models.files import Sheet, shipped_sheets
 from convexlift.reconstruction import InputError, PreparedImage, Reconstruction, reconstructor_for
-from convexlift.reconstruction.options import OPTIONS, DenoiseOptions
+from convexlift.reconstruction.options import OPTIONS
 from convexlift.reconstruction.reconstructor import Reconstructor, joint_psnr
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.solvers.solution import Progress, Record, Status
@@ -32,13 +31,9 @@ from convexlift.web.limits import PageError
 from convexlift.web.pictures import InputPicture
 
 log = logging.getLogger(__name__)
-State = TypeVar("State")
-Result = TypeVar("Result")
 
 TV = "tv"
 """Total variation, the regularizer that is not learned."""
-FIRST_RUN = {"simulate": True, "sigma": 0.1, "regularizer": DenoiseOptions.regularizer}
-"""Options of denoising before a visitor has chosen any."""
 
 TOLERANCES = (1e-2, 1e-3, 1e-4)
 STRENGTHS = (0.1, 10.0)
@@ -127,7 +122,7 @@ class PageJob:
             "max_iterations": MOST_ITERATIONS, "batch": values.shape[1],
         }  # fmt: skip
 
-    def reconstructor(self, device: torch.device, seconds: float | None = None) -> Reconstructor:
+    def reconstructor(self, device: torch.device, seconds: float) -> Reconstructor:
         """The checked options, for a device and with a time limit."""
         mapped = not self.picture.tiled
         with_limits = {"device": device, "time_limit": seconds, "gap_map": mapped}
@@ -209,110 +204,6 @@ def _check_mask(mask: Tensor | None, picture: InputPicture, simulated: bool) -> 
         )
 
 
-class Computation(ABC, Generic[State, Result]):
-    """Work in a thread of an executor, which limits the number of simultaneous computations.
-
-    A computation that is no longer watched ends at its next check, and keeps its thread and memory
-    until then.
-
-    Attributes:
-        state: the latest intermediate result, replaced and never changed.
-    """
-
-    state: State
-
-    def __init__(self, executor: Executor, device: torch.device | None = None) -> None:
-        self.device = device or torch.device("cpu")
-        self._executor, self._stopped = executor, threading.Event()
-        self._future: Future[Result] | None = None
-        self._solver: PiecewiseSolver | None = None
-
-    @abstractmethod
-    def compute(self) -> Result:
-        """Do the work; called in the thread."""
-
-    def start(self) -> Self:
-        """Begin, once the executor has a free thread."""
-        self._future = self._executor.submit(self._logged)
-        if self.stopping:  # before there was anything to cancel
-            self._future.cancel()
-        return self
-
-    def stop(self) -> None:
-        """Ask the solver to end at its next check; a waiting computation is cancelled.
-
-        The search for a weight, which makes no checks, ends too.
-        """
-        self._stopped.set()
-        if self._future is not None:
-            self._future.cancel()
-        if self._solver is not None:
-            self._solver.interruption.status = Status.STOPPED
-
-    def solver_of(self, options: Reconstructor) -> PiecewiseSolver:
-        """A solver that ``stop`` ends, even if it came before."""
-        self._solver = options.solver()
-        if self.stopping:
-            self._solver.interruption.status = Status.STOPPED
-        return self._solver
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was asked to end."""
-        return self._stopped.is_set()
-
-    def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result.
-
-        Raises:
-            PageError: the reason, if there is none.
-        """
-        assert self._future is not None
-        try:
-            return self._future.result(timeout)
-        except CancelledError:
-            raise PageError("The run was stopped before it began.", "Press Start again.") from None
-        except (PageError, TimeoutError):
-            raise
-        except Exception as error:
-            raise PageError(
-                f"The run failed ({type(error).__name__}).",
-                "Try other settings; the log of the server has the details.",
-            ) from None
-
-    def states(self, pause: float = 0.1) -> Iterator[State]:
-        """The latest state, whenever it has changed, checked every ``pause`` seconds.
-
-        Leaving the loop stops the computation, so that a closed page costs nothing.
-
-        Raises:
-            PageError: the reason, if there is no result.
-        """
-        assert self._future is not None
-        seen, done = None, False
-        try:
-            while not done:
-                done = self._future.done()  # read before the state, so that the last one is seen
-                state = self.state
-                if state is not seen:
-                    seen = state
-                    yield state
-                if not done:
-                    wait([self._future], pause)
-        finally:
-            self.stop()
-        self.result()
-
-    def _logged(self) -> Result:
-        try:
-            return self.compute()
-        except PageError:
-            raise
-        except Exception:
-            log.exception("a run failed")
-            raise
-
-
 @dataclass(frozen=True)
 class Point:
     """One check: sums over the planes of a picture; bound and gap are the best so far."""
@@ -350,19 +241,105 @@ class RunResult:
         return Status[self.reconstruction.record["status"]]
 
 
-class Run(Computation[Snapshot, RunResult]):
-    """A job that is being solved, within a time limit."""
+class Run:
+    """A job that is being solved in a thread of an executor, within a time limit.
+
+    The executor limits the number of simultaneous runs. A run that is no longer watched ends at its
+    next check, and keeps its thread and memory until then.
+
+    Attributes:
+        state: the latest intermediate result, replaced and never changed.
+    """
 
     def __init__(
         self, job: PageJob, seconds: float, executor: Executor, device: torch.device | None = None
     ) -> None:
-        super().__init__(executor, device)
         self.job, self.seconds, self.state = job, seconds, Snapshot()
+        self.device = device or torch.device("cpu")
+        self._executor, self._stopped = executor, threading.Event()
+        self._future: Future[RunResult] | None = None
+        self._solver: PiecewiseSolver | None = None
 
-    def compute(self) -> RunResult:
+    def start(self) -> Self:
+        """Begin, once the executor has a free thread."""
+        self._future = self._executor.submit(self._logged)
+        if self.stopping:  # before there was anything to cancel
+            self._future.cancel()
+        return self
+
+    def stop(self) -> None:
+        """Ask the solver to end at its next check; a waiting run is cancelled.
+
+        The search for a weight, which makes no checks, ends too.
+        """
+        self._stopped.set()
+        if self._future is not None:
+            self._future.cancel()
+        if self._solver is not None:
+            self._solver.interruption.status = Status.STOPPED
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stopped.is_set()
+
+    def result(self, timeout: float | None = None) -> RunResult:
+        """Wait for the result.
+
+        Raises:
+            PageError: the reason, if there is none.
+        """
+        assert self._future is not None
+        try:
+            return self._future.result(timeout)
+        except CancelledError:
+            raise PageError("The run was stopped before it began.", "Press Start again.") from None
+        except (PageError, TimeoutError):
+            raise
+        except Exception as error:
+            raise PageError(
+                f"The run failed ({type(error).__name__}).",
+                "Try other settings; the log of the server has the details.",
+            ) from None
+
+    def states(self, pause: float = 0.1) -> Iterator[Snapshot]:
+        """The latest state, whenever it has changed, checked every ``pause`` seconds.
+
+        Leaving the loop stops the run, so that a closed page costs nothing.
+
+        Raises:
+            PageError: the reason, if there is no result.
+        """
+        assert self._future is not None
+        seen, done = None, False
+        try:
+            while not done:
+                done = self._future.done()  # read before the state, so that the last one is seen
+                state = self.state
+                if state is not seen:
+                    seen = state
+                    yield state
+                if not done:
+                    wait([self._future], pause)
+        finally:
+            self.stop()
+        self.result()
+
+    def _logged(self) -> RunResult:
+        try:
+            return self._compute()
+        except PageError:
+            raise
+        except Exception:
+            log.exception("a run failed")
+            raise
+
+    def _compute(self) -> RunResult:
         """The reconstruction with its proof, and the map of the gap."""
         options = self.job.reconstructor(self.device, self.seconds)
-        solver = self.solver_of(options)
+        self._solver = solver = options.solver()
+        if self.stopping:  # before there was a solver to end
+            solver.interruption.status = Status.STOPPED
         prepared = self.job.prepared(options, solver)
         self.state = Snapshot(prepared)
         reconstruction = options.solve([prepared], solver, self._check)[0]

@@ -131,8 +131,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
         import fastapi
         import gradio
 
-        from convexlift.web.first_view import FirstView
-        from convexlift.web.page import appearance, build, first_view
+        from convexlift.web.page import appearance, build
         from convexlift.web.requests import RequestFilter
         from convexlift.web.uploads import upload_routes
         from convexlift.web.visitors import Sessions
@@ -164,7 +163,7 @@ def application(options: ServerOptions) -> Iterator[Any]:
             # is mounted. The filter checks them first, and Gradio again.
             blocks.has_launched = True
             yield RequestFilter(
-                FirstView(app, first_view()),
+                app,
                 sessions,
                 queue,
                 body_bytes=limits.upload_bytes,
@@ -324,13 +323,15 @@ def serve(options: ServerOptions, at: socket.socket, tell: Callable[[str], objec
 
 def _warm_up(device: torch.device) -> None:
     """Start a tiny run, which imports modules that would cost the first visitor seconds."""
+    from convexlift.reconstruction.options import DenoiseOptions
     from convexlift.web.html import details, facts
     from convexlift.web.pictures import InputPicture
     from convexlift.web.result import record
-    from convexlift.web.run import FIRST_RUN, PageJob, Run
+    from convexlift.web.run import PageJob, Run
 
     blank = InputPicture(torch.full((1, 1, 16, 16), 0.5), "blank", clean=True)
-    job = PageJob("denoise", blank, FIRST_RUN)
+    options = {"simulate": True, "sigma": 0.1, "regularizer": DenoiseOptions.regularizer}
+    job = PageJob("denoise", blank, options)
     with ThreadPoolExecutor(1) as executor, contextlib.suppress(Exception):  # logged by the run
         result = Run(job, 1.0, executor, device).start().result()
         facts(job.task, result, record(result))

@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from torch import Tensor
 
-from convexlift.files.formats import EXPORTS, pillow
+from convexlift.files.formats import EXPORTS, at_most, pillow
 from convexlift.files.pictures import LUMA, equal_channels, read_picture, regrid
 from convexlift.files.png_jpeg import luma_table
 from convexlift.scans.files import read_volume
@@ -131,7 +131,8 @@ def read_upload(
 
 def _decoded(path: Path, name: str, limits: Limits, colours: bool, mask: bool) -> InputPicture:
     try:
-        contents = read_picture(path, max_megapixels=SCALABLE * _most_megapixels(limits))
+        with at_most(SCALABLE * 4 * limits.pixels):  # red, green, blue and alpha
+            contents = read_picture(path)
     except Exception as error:  # decoders of damaged files raise nearly every type
         hint = f"Save it as 8-bit PNG with at most {limits.pixels:,} pixels."
         raise _unreadable(error, path, name, hint) from None
@@ -194,7 +195,8 @@ def read_slice(path: Path, limits: Limits) -> InputPicture:
         )
     path = path.rename(path.with_suffix(".dcm"))
     try:
-        volume = read_volume(path, max_megapixels=_most_megapixels(limits))
+        with at_most(4 * limits.pixels):
+            volume = read_volume(path)
     except Exception as error:
         hint = f"Upload one slice of a CT series with at most {limits.pixels:,} pixels."
         raise _unreadable(error, path, name, hint) from None
@@ -230,11 +232,6 @@ def shown_name(path: Path) -> str:
     """The name of a file as the page shows it: short, without special characters."""
     plain = "".join(c if c.isalnum() or c in " ._-()+" else "_" for c in path.name)
     return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 9]}...{plain[-6:]}"
-
-
-def _most_megapixels(limits: Limits) -> float:
-    """The most numbers to decode, in millions: red, green, blue and alpha."""
-    return 4 * limits.pixels / 1e6
 
 
 def _check_kind(path: Path, name: str, limits: Limits) -> None:

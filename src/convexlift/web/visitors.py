@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
 import secrets
 import shutil
@@ -17,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from starlette.requests import cookie_parser
 
 from convexlift.web.limits import Limits, PageError
 from convexlift.web.pictures import InputPicture
-from convexlift.web.run import Computation, PageJob, Run
+from convexlift.web.run import Run
 
 COOKIE = "convexlift-visitor"
 MOST_UPLOADS = 8
@@ -136,38 +135,34 @@ class Session:
         self.folder, self.visitor = folder, visitor
         self.pictures: dict[str, InputPicture] = {}
         self.drawings: dict[str, dict[int, NDArray[np.uint8]]] = {}
-        self.job: PageJob | None = None  # the last job that was started
-        self.bound = -math.inf  # the lower bound proved by its run, once it has ended
         self.used = time.monotonic()
-        self._running: Computation[Any, Any] | None = None
+        self._running: Run | None = None
         self._lock = threading.Lock()
         self._results: dict[str, int] = {}  # number of results by tab
         self._canvas: Path | None = None
         self._closed = False
 
-    def start(self, computation: Computation[Any, Any]) -> None:
-        """Start a run or a race; the previous one is stopped.
+    def start(self, run: Run) -> None:
+        """Start a run; the previous one is stopped.
 
         Raises:
             PageError: the page was closed.
         """
         with self._lock:
             self._require_open()
-            if isinstance(computation, Run):
-                self.job, self.bound = computation.job, -math.inf
-            previous, self._running = self._running, computation
+            previous, self._running = self._running, run
         if previous is not None:
             previous.stop()
-        computation.start()
+        run.start()
 
-    def release(self, computation: Computation[Any, Any]) -> None:
+    def release(self, run: Run) -> None:
         """Forget a run that has ended, whose solution may take gigabytes."""
         with self._lock:
-            if self._running is computation:
+            if self._running is run:
                 self._running = None
 
     def stop(self) -> bool:
-        """Stop the current run or race; returns whether there was one."""
+        """Stop the current run; returns whether there was one."""
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
@@ -211,7 +206,6 @@ class Session:
         self.stop()
         self.pictures.clear()
         self.drawings.clear()
-        self.job = None
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # files of another session, or uploads, are there
             self.folder.parent.rmdir()
@@ -225,12 +219,14 @@ class Sessions:
 
     Attributes:
         uploads: files not yet read.
+        is_busy: whether a session has events that wait or run; it is kept until they have ended.
         on_close: called with the key of a session that has ended and whose files are deleted.
     """
 
     def __init__(self, root: Path, limits: Limits) -> None:
         self.root, self.limits = root, limits
         self.uploads = Uploads(root, limits)
+        self.is_busy: Callable[[str], bool] = lambda key: False
         self.on_close: Callable[[str], None] = lambda key: None
         self._known: dict[str, Session] = {}
         self._open: Counter[str] = Counter()  # connections of each page
@@ -311,7 +307,9 @@ class Sessions:
     def _outdated(self, now: float, mine: str) -> dict[str, Session]:
         # The order in which sessions are dropped: those without an open page first, then by age.
         by_age = sorted(
-            (key in self._open, s.used, key) for key, s in self._known.items() if key != mine
+            (key in self._open, s.used, key)
+            for key, s in self._known.items()
+            if key != mine and not self.is_busy(key)
         )
         surplus = max(0, len(self._known) - self.limits.sessions)
         old = [

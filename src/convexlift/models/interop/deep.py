@@ -1,16 +1,14 @@
-"""Input-convex networks of several layers, and the two terms that accompany one of them.
+"""Input-convex networks of several layers.
 
 Sources: ``priors/ICNN.py`` of github.com/johertrich/LearnedRegularizers; ``models.py`` of
-github.com/hsw43/icnn_primal_dual (commit 873d50b); ``convex_models.py`` of
-github.com/Subhadip-1/data_driven_convex_regularization and ``learned_regularizer/ACR.py`` of
-github.com/CambridgeCIA/LION; ``models/icnn.py`` of github.com/deepinv/deepinv. Weights that must be
-nonnegative are clipped at zero, as the authors' networks do before they are evaluated.
+github.com/hsw43/icnn_primal_dual (commit 873d50b); ``models/icnn.py`` of github.com/deepinv/
+deepinv. Weights that must be nonnegative are clipped at zero, as the authors' networks do before
+they are evaluated.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sequence
 
 import torch
@@ -26,16 +24,14 @@ from convexlift.models.interop.state_dicts import (
     unwrapped,
     zero_mean,
 )
-from convexlift.networks.activations import Abs, LeakyReLU, Linear
+from convexlift.networks.activations import LeakyReLU, Linear
 from convexlift.networks.architectures import baseline, deep
 from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
-from convexlift.networks.maps import Chain, Convolution, Dense, LinearMap, PixelSum
+from convexlift.networks.maps import Chain, Convolution, LinearMap, PixelSum
 from convexlift.networks.smooth_activations import HalfSquare, SmoothedReLU
 from convexlift.operators.convolution import Boundary
 
 PAPER = "Wong et al., github.com/hsw43/icnn_primal_dual"
-ACR = "Mukherjee et al. 2020, github.com/Subhadip-1/data_driven_convex_regularization"
-LION = "github.com/CambridgeCIA/LION"
 DEEPINV = "github.com/deepinv/deepinv"
 POOL, SLOPE, SMOOTHING = 16, 0.2, 0.01
 """Constants of the authors' code that state dicts do not contain."""
@@ -131,115 +127,6 @@ def _paper(source: Source) -> InputConvexNetwork:
     return network
 
 
-# Adversarial convex regularizers: leaky ReLUs, the image in every layer, and a mean over pixels
-
-
-def _leaky(
-    first: tuple[Tensor, Tensor],
-    others: Sequence[tuple[Tensor, Tensor, Tensor]],
-    last: Tensor,
-) -> InputConvexNetwork:
-    """z_0 = h(V_0 x + b_0), z_i = h(W_i z_{i-1} + V_i x + b_i), R the mean of W z over pixels."""
-    weight, bias = first
-    channels = len(weight)
-    h = LeakyReLU(SLOPE)
-    layers = [filled_layer(ConvexLayer(h, channels=channels, skip=_convolution(weight)), bias)]
-    for mixing, weight, bias in others:
-        mixed, skip = _convolution(mixing.clamp_min(0)), _convolution(weight)
-        layer = ConvexLayer(h, channels=channels, previous=mixed, skip=skip)
-        layers.append(filled_layer(layer, bias))
-    mean = Chain(_convolution(last.clamp_min(0)), PixelSum(mean=True))
-    layers.append(ConvexLayer(Linear(), channels=len(last), previous=mean, bias=False))
-    return _finished(layers, torch.ones(len(last)), first[0].shape[1])
-
-
-def _is_acr(names: Collection[str]) -> bool:
-    return {"wx.0.weight", "wz.0.weight", "final_conv2d.weight"} <= set(names) and not any(
-        name.startswith("wx_quad.") for name in names
-    )
-
-
-def _acr(source: Source) -> InputConvexNetwork:
-    count = sum(name.startswith("wz.") for name in source.tensors)
-    wx = [f"wx.{i}.{kind}" for i in range(count + 1) for kind in ("weight", "bias")]
-    source.require([*wx, *(f"wz.{i}.weight" for i in range(count)), "final_conv2d.weight"])
-    channels = len(source.take("wx.0.weight", None, None, None, None))
-
-    def image(i: int) -> tuple[Tensor, Tensor]:
-        inputs = source.tensors["wx.0.weight"].shape[1]
-        weight = source.take(f"wx.{i}.weight", channels, inputs, None, None)
-        return weight, source.take(f"wx.{i}.bias", channels)
-
-    others = [
-        (source.take(f"wz.{i}.weight", channels, channels, None, None), *image(i + 1))
-        for i in range(count)
-    ]
-    last = source.take("final_conv2d.weight", 1, channels, None, None)
-    return _leaky(image(0), others, last)
-
-
-def _is_lion_acr(names: Collection[str]) -> bool:
-    return {"first_layer.weight", f"last_layer.{ORIGINAL}"} <= set(names)
-
-
-def _lion_acr(source: Source) -> InputConvexNetwork:
-    count = len({name.split(".")[0] for name in source.tensors if name.startswith("ICNN_layer_")})
-    inner = (f"blue.{ORIGINAL}", "orange.weight", "orange.bias")
-    blocks = [f"ICNN_layer_{i}.{part}" for i in range(count) for part in inner]
-    source.require(["first_layer.weight", "first_layer.bias", f"last_layer.{ORIGINAL}", *blocks])
-    channels = len(source.take("first_layer.weight", None, 1, None, None))
-    first = source.tensors["first_layer.weight"], source.take("first_layer.bias", channels)
-    others = [
-        (
-            source.take(f"ICNN_layer_{i}.{inner[0]}", channels, channels, None, None),
-            source.take(f"ICNN_layer_{i}.{inner[1]}", channels, 1, None, None),
-            source.take(f"ICNN_layer_{i}.{inner[2]}", channels),
-        )
-        for i in range(count)
-    ]
-    return _leaky(first, others, source.take(f"last_layer.{ORIGINAL}", 1, channels, None, None))
-
-
-def _is_filter_bank(names: Collection[str]) -> bool:
-    return "penalty" in names and any(re.fullmatch(r"conv\.\d+\.weight", name) for name in names)
-
-
-def _filter_bank(source: Source) -> InputConvexNetwork:
-    """softplus(penalty) sum |V x|, and softplus(l2_penalty) |x|^2 where LION adds it."""
-    count = sum(name.startswith("conv.") for name in source.tensors)
-    names = [f"conv.{i}.weight" for i in range(count)]
-    square = "L2net.l2_penalty"
-    both = square in source.tensors
-    source.require(["penalty", *names, *([square] if both else [])])
-    inputs = source.take(names[0], None, None, None, None).shape[1]
-    filters = torch.cat([source.take(name, None, inputs, None, None) for name in names])
-    weight = torch.full((len(filters),), _softplus(source.number("penalty")))
-    layer = ConvexLayer(Abs(), channels=len(filters), skip=_convolution(filters), bias=False)
-    bank = _finished([layer], weight, inputs)
-    return total([bank, _half_square(source.number(square), inputs)]) if both else bank
-
-
-def _is_squared_norm(names: Collection[str]) -> bool:
-    return set(names) == {"l2_penalty"}
-
-
-def _squared_norm(source: Source) -> InputConvexNetwork:
-    """softplus(l2_penalty) |x|^2."""
-    return _half_square(source.number("l2_penalty"), 1)
-
-
-def _half_square(penalty: float, channels: int) -> InputConvexNetwork:
-    layer = ConvexLayer(
-        HalfSquare(), channels=channels, bias=False,
-        skip=_convolution(torch.eye(channels)[..., None, None]),
-    )  # fmt: skip
-    return _finished([layer], torch.full((channels,), 2 * _softplus(penalty)), channels)
-
-
-def _softplus(value: float) -> float:
-    return float(torch.nn.functional.softplus(torch.tensor(value, dtype=torch.float64)))
-
-
 # deepinv: squares and linear functions of the image in every layer, circular
 
 
@@ -292,40 +179,6 @@ def _deepinv(source: Source) -> InputConvexNetwork:
     return _finished([*layers, top], torch.ones(len(last)), image)
 
 
-# Sums
-
-
-def total(networks: Sequence[InputConvexNetwork]) -> InputConvexNetwork:
-    """The network R_1 + R_2 + ..., with the same weights: one more layer adds them up."""
-    layers: list[ConvexLayer] = []
-    sums: dict[int, LinearMap] = {}
-    for network in networks:
-        before = len(layers)
-        for number, layer in enumerate(network.layers, start=1):
-            maps = {before + j: each for j, each in layer.sources(number).items() if j > 0}
-            made = ConvexLayer(
-                layer.activation, channels=layer.channels, skip=layer.skip, links=maps,
-                bias=layer.bias is not None,
-            )  # fmt: skip
-            if layer.residual:
-                raise ValueError("networks with residual layers cannot be added")
-            made.bias, made.shares = layer.bias, layer.shares
-            layers.append(made)
-        sums[len(layers)] = _weighted_sum(network)
-    top = ConvexLayer(Linear(), channels=1, links=sums, bias=False)
-    return _finished([*layers, top], torch.ones(1), networks[0].in_channels)
-
-
-def _weighted_sum(network: InputConvexNetwork) -> LinearMap:
-    """<W_L, .>, for a last layer of numbers or of pixels."""
-    output = network.output.detach()[None]
-    shape = network.bind((network.in_channels, 32, 32)).layers[-1].shape
-    if len(shape) == 1:
-        return filled(Dense(len(network.output), 1), output)
-    return Chain(_convolution(output[..., None, None]), PixelSum())
-
-
-MIT, BSD = "the code is MIT", "the code is BSD 3-Clause"
 FORMATS = (
     Format(
         "learned-regularizers-icnn", LEARNED_REGULARIZERS, "input-convex network of two layers",
@@ -333,27 +186,10 @@ FORMATS = (
     ),
     Format(
         "paper", PAPER, "the paper's networks, plain or deeper, smoothed or not", _is_paper, _paper,
-        terms=MIT,
-    ),
-    Format(
-        "acr", ACR, "the network of an adversarial convex regularizer", _is_acr, _acr,
-        terms="see the licence of the repository",
-    ),
-    Format(
-        "acr-filters", f"{ACR}, and {LION}",
-        "its sparsifying filter bank, in LION with the squared norm", _is_filter_bank, _filter_bank,
-        terms="see the licence of the repository",
-    ),
-    Format(
-        "acr-norm", ACR, "its squared norm", _is_squared_norm, _squared_norm,
-        terms="see the licence of the repository",
-    ),
-    Format(
-        "lion-acr", LION, "the network of an adversarial convex regularizer",
-        _is_lion_acr, _lion_acr, terms=BSD,
+        terms="the code is MIT",
     ),
     Format(
         "deepinv-icnn", DEEPINV, "models.ICNN: quadratic and linear skips, circular padding",
-        _is_deepinv, _deepinv, terms=BSD, options=("strong_convexity",),
+        _is_deepinv, _deepinv, terms="the code is BSD 3-Clause", options=("strong_convexity",),
     ),
 )  # fmt: skip

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from convexlift.json_values import listed
 from convexlift.models.files import ModelCard, PathLike, naming
 from convexlift.models.interop import deep, ridge
-from convexlift.models.interop.state_dicts import Format, Source, read_config, read_tensors
+from convexlift.models.interop.state_dicts import (
+    WEAKLY_CONVEX,
+    Format,
+    Source,
+    read_config,
+    read_tensors,
+)
 from convexlift.networks.icnn import InputConvexNetwork
-from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 
 ENDINGS = (".pt", ".pth")
 FORMATS: dict[str, Format] = {each.name: each for each in (*deep.FORMATS, *ridge.FORMATS)}
@@ -31,57 +35,46 @@ REFUSED = (
         r"(^|\.)(convnet|cnn)\.\d+\.",
         "a convolutional network with weights of any sign (AR, local AR), which is not convex",
     ),
+    (
+        r"^(wx\.0\.weight|ICNN_layer_\d|(L2net\.)?(l2_)?penalty$)",
+        "a part of an adversarial convex regularizer (ACR), which versions from 0.2 on do not read",
+    ),
 )
 """Names of tensors that identify networks without a conversion, and the reasons."""
-Options = dict[str, Any]
-"""Options of ``load`` for the conversion of some formats."""
 PUBLISHED = "published objective"
 """The task of the cards: data term plus R, both as the authors define them."""
 
 
 def load(
-    path: PathLike | Sequence[PathLike],
+    path: PathLike,
     format: str | None = None,
     *,
     noise: float | None = None,
     strong_convexity: float | None = None,
-    merge: bool = False,
     dtype: torch.dtype | None = None,
 ) -> InputConvexNetwork:
     """The regularizer in a file of its authors, converted exactly.
 
     Args:
-        path: a state dict or checkpoint written by ``torch.save``, or a safetensors file. Several
-            files give the sum of their regularizers, as for adversarial convex regularizers.
+        path: a state dict or checkpoint written by ``torch.save``, or a safetensors file.
         format: a name in ``FORMATS``; by default found from the names of the tensors.
-        noise: the standard deviation of the noise, for ``goujon-wcrr``, in units of the image.
+        noise: the standard deviation of the noise, for ``goujon-crr-2024``, in units of the image.
         strong_convexity: mu of the term mu/2 |x|^2 of ``deepinv-icnn``; by default 0.5, as there.
-        merge: merge the chain of a ridge regularizer into one convolution, zero-padded once, which
-            changes R near the edges only. Weakly convex ones then get global proofs for images of
-            any size at once; chains need a factorisation.
         dtype: float32 or float64; by default the precision of the file.
 
     Returns:
-        A network with a card that names its source; a ``WeaklyConvexNetwork`` if the published
-        regularizer is weakly convex.
+        A network with a card that names its source.
     """
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
     if format is not None and format not in FORMATS:
         raise ValueError(f"format {format!r} is unknown; known are {listed(FORMATS)}")
-    given = {"noise": noise, "strong_convexity": strong_convexity, "merge": merge or None}
+    given = {"noise": noise, "strong_convexity": strong_convexity}
     options = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(path, str) and isinstance(path, Sequence):
-        return _load_sum([Path(each) for each in path], format, options, dtype)
-    return _load_one(Path(path), format, options, dtype)
-
-
-def _load_one(
-    path: Path, name: str | None, options: Options, dtype: torch.dtype | None
-) -> InputConvexNetwork:
+    path = Path(path)
     with naming(path):
         tensors = read_tensors(path)
-        found = FORMATS[name] if name is not None else detect(tensors, path.name)
+        found = FORMATS[format] if format is not None else detect(tensors, path.name)
         for option in options:
             if option not in found.options:
                 takers = [each.name for each in FORMATS.values() if option in each.options]
@@ -104,69 +97,37 @@ def _load_one(
                 f"its weights are too large for {network.output.dtype}; say dtype=torch.float64"
             )
         network.check_convexity()
-    network.card = _card(path.stem, found, network)
-    return network
-
-
-def _load_sum(
-    paths: Sequence[Path],
-    name: str | None,
-    options: Options,
-    dtype: torch.dtype | None,
-) -> InputConvexNetwork:
-    if not paths:
-        raise ValueError("give at least one file")
-    parts = [_load_one(path, name, options, torch.float64) for path in paths]
-    precision = dtype or torch.float32
-    if any(isinstance(part, WeaklyConvexNetwork) for part in parts):
-        raise ValueError("weakly convex regularizers cannot be added; load them one by one")
-    with torch.no_grad():
-        network = deep.total(parts).to(precision)
-    cards = [part.card for part in parts]
     network.card = ModelCard(
-        name=" + ".join(card.name for card in cards),
-        summary=" ".join(dict.fromkeys(card.summary for card in cards)),
-        task=PUBLISHED, weight=1.0,
-        license="; ".join(dict.fromkeys(card.license for card in cards)),
-    )  # fmt: skip
-    return network
-
-
-def detect(names: Collection[str], file: str = "") -> Format:
-    """The format of a file with tensors of these names; ValueError explains why there is none."""
-    fitting = [each for each in FORMATS.values() if each.fits(names)]
-    if len(fitting) > 1:
-        clued = [
-            each for each in fitting if each.clue and each.clue in re.split(r"[^a-z]", file.lower())
-        ]
-        if len(clued) != 1:
-            raise ValueError(
-                f"its tensors fit {listed(each.name for each in fitting)}, which differ in numbers "
-                "that are not in the file; say which by format=..."
-            )
-        return clued[0]
-    if fitting:
-        return fitting[0]
-    for pattern, reason in REFUSED:
-        if any(re.search(pattern, name) for name in names):
-            raise ValueError(f"it holds {reason}; no certificate could be given")
-    some = sorted(names)[:4]
-    raise ValueError(
-        f"not a regularizer of a known format: its tensors are {listed(some)}"
-        f"{', ...' if len(names) > 4 else ''}; known formats are {listed(FORMATS)}, other "
-        "networks are written by convexlift.save"
-    )
-
-
-def _card(name: str, found: Format, network: InputConvexNetwork) -> ModelCard:
-    weak = isinstance(network, WeaklyConvexNetwork)
-    return ModelCard(
-        name=name,
+        name=path.stem,
         summary=f"Converted from the format {found.name} ({found.holds}) of {found.authors}.",
         task=PUBLISHED,
         weight=1.0,
         weight_choice="the authors' objective",
         license=f"its authors' terms; {found.terms}",
-        not_for="problems whose objective must be convex, except denoising" if weak else "",
         citation=found.authors,
+    )
+    return network
+
+
+def detect(names: Collection[str], file: str = "") -> Format:
+    """The format of a file with tensors of these names; ValueError explains why there is none."""
+    words = re.split(r"[^a-z]", file.lower())
+    for each in FORMATS.values():
+        if each.fits(names):
+            if not each.clue or each.clue in words:
+                return each
+            if f"w{each.clue}" in words:
+                raise ValueError(f"by its name it is {WEAKLY_CONVEX}")
+            raise ValueError(
+                f"it is a convex ridge regularizer (CRR) or {WEAKLY_CONVEX}; if it is convex, say "
+                f"format={each.name!r}"
+            )
+    for pattern, reason in REFUSED:
+        if any(re.search(pattern, name) for name in names):
+            raise ValueError(f"it holds {reason}")
+    some = sorted(names)[:4]
+    raise ValueError(
+        f"not a regularizer of a known format: its tensors are {listed(some)}"
+        f"{', ...' if len(names) > 4 else ''}; known formats are {listed(FORMATS)}, other "
+        "networks are written by convexlift.save"
     )

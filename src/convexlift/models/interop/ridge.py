@@ -2,9 +2,9 @@
 
 Sources: ``priors/wcrr.py`` and ``priors/parameter_learning_wrapper.py`` of
 github.com/johertrich/LearnedRegularizers; ``models/`` of github.com/axgoujon/
-convex_ridge_regularizers and github.com/axgoujon/weakly_convex_ridge_regularizer. Convolutions of a
-chain are zero-padded one by one, unlike one merged convolution: the chain stays a chain, and
-factors of channels are multiplied into its last convolution.
+convex_ridge_regularizers and github.com/axgoujon/weakly_convex_ridge_regularizer, whose convex
+models are read. Convolutions of a chain are zero-padded one by one, unlike one merged convolution:
+the chain stays a chain, and factors of channels are multiplied into its last convolution.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from convexlift.models.interop.state_dicts import (
     LEARNED_REGULARIZERS,
     ORIGINAL,
+    WEAKLY_CONVEX,
     Format,
     Source,
     filled,
@@ -30,7 +31,6 @@ from convexlift.networks.icnn import ConvexLayer, InputConvexNetwork
 from convexlift.networks.maps import Chain, Convolution, LinearMap
 from convexlift.networks.quadratic_spline import QuadraticSpline
 from convexlift.networks.smooth_activations import Huber
-from convexlift.networks.weakly_convex import WeaklyConvexNetwork
 
 GREY_LEVELS = 255
 GOUJON_2023 = "Goujon et al. 2023, github.com/axgoujon/convex_ridge_regularizers"
@@ -49,17 +49,7 @@ def _chain(source: Source, names: Sequence[str], centred: Collection[int]) -> li
         if weight.shape[2] != weight.shape[3] or weight.shape[2] % 2 == 0:
             raise ValueError(f"{name} has kernels {tuple(weight.shape[2:])}, not odd squares")
         weights.append(zero_mean(weight) if i in centred else weight)
-    return [_merged(weights)] if source.merge else weights
-
-
-def _merged(weights: Sequence[Tensor]) -> Tensor:
-    """The kernel of a chain of convolutions without edges: its impulse response, turned."""
-    reach = sum(weight.shape[-1] // 2 for weight in weights)
-    image = weights[0].new_zeros((1, 1, 2 * reach + 1, 2 * reach + 1))
-    image[..., reach, reach] = 1
-    for weight in weights:
-        image = torch.nn.functional.conv2d(image, weight, padding=weight.shape[-1] // 2)
-    return image.flip(2, 3).transpose(0, 1).contiguous()
+    return weights
 
 
 def _squared_norm(weights: Sequence[Tensor], size: int) -> float:
@@ -98,41 +88,32 @@ def _network(
     *,
     shares: Tensor | None = None,
     bias: Tensor | None = None,
-    concavity: Tensor | None = None,
 ) -> InputConvexNetwork:
-    """sum_c output_c sum_pixels h((W x)_c + bias_c), minus 1/2 sum_c concavity_c |(W x)_c|^2."""
+    """sum_c output_c sum_pixels h((W x)_c + bias_c)."""
     layer = ConvexLayer(h, channels=len(output), skip=_map(weights), bias=bias is not None).double()
     if shares is not None and layer.shares is not None:
         layer.shares.data.copy_(shares)
     if bias is not None and layer.bias is not None:
         layer.bias.data.copy_(bias)
-    weak = concavity is not None and bool((concavity > 0).any())
-    kind = WeaklyConvexNetwork if weak else InputConvexNetwork
-    network = kind([layer], in_channels=weights[0].shape[1]).double()
+    network = InputConvexNetwork([layer], in_channels=weights[0].shape[1]).double()
     network.output.data.copy_(output)
-    if isinstance(network, WeaklyConvexNetwork) and concavity is not None:
-        network.concavity.data.copy_(concavity)
     network.check_convexity()
     return network
 
 
 @dataclass(frozen=True, eq=False)
 class _Profile:
-    """Slopes 0 = s_0, s_1, ..., s_J of a potential at the knots, (channels, J), and its tail."""
+    """Increments of the slope of a potential from each knot to the next, (channels, J)."""
 
     knots: Tensor
     gains: Tensor
-    tail: float = 0.0
 
     def activation(self, even: bool) -> tuple[QuadraticSpline, Tensor, Tensor]:
         """The activation with slope 1 at the last knot, its shares, and the inverse factor."""
         total = self.gains.sum(1)
         # A potential that is zero has no shares; its weight will be zero.
         shares = torch.where(total[:, None] > 0, self.gains, 1.0)
-        if self.tail and not bool((total > 0).all() and (total == total[0]).all()):
-            raise ValueError("its channels have different potentials with curved tails")
-        tail = self.tail / float(total[0]) if self.tail else 0.0
-        return QuadraticSpline(tuple(self.knots.tolist()), even=even, tail=tail), shares, total
+        return QuadraticSpline(tuple(self.knots.tolist()), even=even), shares, total
 
 
 # LearnedRegularizers
@@ -143,8 +124,8 @@ def _is_learned_ridge(names: Collection[str]) -> bool:
     return {"scaling", "beta", f"filters.0.{ORIGINAL}"} <= bare
 
 
-def _learned_ridge(source: Source, weak: float) -> InputConvexNetwork:
-    """sum_c e^(-2 g_c) [H_d(u_c) - weak H_1(u_c)], u = e^g W x / ||W||, H Huber, d = e^-beta."""
+def _learned_crr(source: Source) -> InputConvexNetwork:
+    """sum_c e^(-2 g_c) H_d(u_c), u = e^g W x / ||W||, H_d the Huber function, d = e^-beta."""
     source, factor, zoom = unwrapped(source)
     count = sum(name.startswith("filters.") for name in source.tensors)
     names = [f"filters.{i}.{'weight' if i else ORIGINAL}" for i in range(count)]
@@ -154,25 +135,7 @@ def _learned_ridge(source: Source, weak: float) -> InputConvexNetwork:
     scaling = source.take("scaling", 1, channels, 1, 1).flatten()
     delta = math.exp(-source.number("beta"))
     weights = _scaled(weights, scaling.exp() * (zoom / math.sqrt(_squared_norm(weights, 256))))
-    output = factor * torch.exp(-2 * scaling)
-    if weak == 0:
-        return _network(Huber(delta), weights, output)
-    # phi'' = 1/delta before delta, plus 1 beyond 1.
-    knots = torch.tensor(sorted({delta, 1.0}), dtype=torch.float64)
-    ends = torch.cat((knots.new_zeros(1), knots))
-    middles = (ends[1:] + ends[:-1]) / 2
-    bends = (middles < delta) / delta + weak * (middles > 1)
-    profile = _Profile(knots, (bends * ends.diff()).expand(channels, -1), weak)
-    h, shares, total = profile.activation(even=True)
-    return _network(h, weights, output * total, shares=shares, concavity=weak * output)
-
-
-def _learned_crr(source: Source) -> InputConvexNetwork:
-    return _learned_ridge(source, 0.0)
-
-
-def _learned_wcrr(source: Source) -> InputConvexNetwork:
-    return _learned_ridge(source, 1.0)
+    return _network(Huber(delta), weights, factor * torch.exp(-2 * scaling))
 
 
 # Goujon et al. 2023: splines for each channel, lambda / mu R(mu x)
@@ -223,10 +186,10 @@ def _goujon_crr(source: Source) -> InputConvexNetwork:
     return _network(h, doubled, factor * total, shares=shares)
 
 
-# Goujon, Neumayer, Unser 2024: one spline for all channels, scaled with the noise
+# Goujon, Neumayer, Unser 2024, the convex ones: one spline for all channels, scaled with the noise
 
 
-def _is_goujon_wcrr(names: Collection[str]) -> bool:
+def _is_goujon_2024(names: Collection[str]) -> bool:
     return {"mu_", "activation_cvx.coefficients", "spline_scaling.coefficients"} <= set(names)
 
 
@@ -268,16 +231,19 @@ def _noise_scaling(source: Source, channels: int) -> Tensor:
     return between.exp() / (sigma + 1e-5)
 
 
-def _goujon_wcrr(source: Source) -> InputConvexNetwork:
-    """sum_c [mu P(s_c t_c) - rho Q(s_c t_c)] / s_c^2, t = W x / ||W||, P' and Q' odd splines."""
+def _goujon_2024(source: Source) -> InputConvexNetwork:
+    """sum_c mu P(s_c t_c) / s_c^2, t = W x / ||W||, P' an odd spline.
+
+    The weakly convex ones have another spline, minus rho Q(s_c t_c), which also convex ones store.
+    """
     prefix = "conv_layer.conv_layers."
     count = sum(name.startswith(prefix) for name in source.tensors)
     names = [f"{prefix}{i}.{'weight' if i else ORIGINAL}" for i in range(count)]
     splines = [f"{part}.coefficients" for part in ("activation_cvx", "activation_ccv")]
     source.require(["mu_", *names, *splines, "spline_scaling.coefficients"])
     rho = float(source.setting("rho_wcvx"))
-    if not 0 <= rho < math.inf:
-        raise ValueError(f"rho_wcvx is {rho:g}, and must not be negative")
+    if rho != 0:
+        raise ValueError(f"its rho_wcvx is {rho:g}: it is {WEAKLY_CONVEX}")
     weights = _chain(source, names, centred=(0,))
     channels, reach = weights[-1].shape[0], sum(each.shape[-1] // 2 for each in weights)
     s = _noise_scaling(source, channels)
@@ -285,31 +251,22 @@ def _goujon_wcrr(source: Source) -> InputConvexNetwork:
     size = 4 * reach + 1 + 2 * max((256 - 1) // 2 - reach, 0)
     weights = _scaled(weights, s / math.sqrt(_squared_norm(weights, size)))
     knots = source.take(splines[0], 1, None).shape[1]
-    (convex, widths), (concave, _) = (_odd_gains(source, name, knots) for name in splines)
-    bends = math.exp(source.number("mu_")) * convex - rho * concave
-    weak = max(0.0, -float(bends.min()))
-    ends = widths.cumsum(0)
-    profile = _Profile(ends, ((bends + weak).clamp_min(0) * widths).expand(channels, -1), weak)
-    h, shares, total = profile.activation(even=True)
-    output = 1 / s.square()
-    return _network(h, weights, output * total, shares=shares, concavity=weak * output)
+    slopes, widths = _odd_gains(source, splines[0], knots)
+    gains = math.exp(source.number("mu_")) * slopes * widths
+    h, shares, total = _Profile(widths.cumsum(0), gains.expand(channels, -1)).activation(even=True)
+    return _network(h, weights, total / s.square(), shares=shares)
 
 
 FORMATS = (
     Format(
         "learned-regularizers-crr", LEARNED_REGULARIZERS, "convex ridge regularizer (CRR)",
-        _is_learned_ridge, _learned_crr, options=("merge",), clue="crr",
+        _is_learned_ridge, _learned_crr, clue="crr",
     ),
     Format(
-        "learned-regularizers-wcrr", LEARNED_REGULARIZERS, "weakly convex ridge regularizer (WCRR)",
-        _is_learned_ridge, _learned_wcrr, options=("merge",), clue="wcrr",
+        "goujon-crr", GOUJON_2023, "convex ridge regularizer (CRR-NN)", _is_goujon_crr, _goujon_crr,
     ),
     Format(
-        "goujon-crr", GOUJON_2023, "convex ridge regularizer (CRR-NN)",
-        _is_goujon_crr, _goujon_crr, options=("merge",),
-    ),
-    Format(
-        "goujon-wcrr", GOUJON_2024, "convex or weakly convex ridge regularizer (WCRR-NN)",
-        _is_goujon_wcrr, _goujon_wcrr, options=("noise", "merge"),
+        "goujon-crr-2024", GOUJON_2024, "convex ridge regularizer for any noise (CRR-NN)",
+        _is_goujon_2024, _goujon_2024, options=("noise",),
     ),
 )  # fmt: skip

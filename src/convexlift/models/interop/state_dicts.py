@@ -25,6 +25,7 @@ CONFIG = "config.json"
 LARGEST_CONFIG = 2**20
 ORIGINAL = "parametrizations.weight.original"
 """The name of a weight before its parametrization."""
+WEAKLY_CONVEX = "a weakly convex ridge regularizer (WCRR); only convex ones are read"
 LEARNED_REGULARIZERS = "Hertrich et al. 2025, github.com/johertrich/LearnedRegularizers"
 
 
@@ -38,7 +39,6 @@ class Source:
         config: the content of the ``config.json`` beside the file or its folder, or None.
         noise: the standard deviation of the noise, in units of the image, or None.
         strong_convexity: mu of a term mu/2 |x|^2 that a state dict does not contain, or None.
-        merge: whether chains of convolutions become one, which is not exact near the edges.
     """
 
     path: Path
@@ -46,7 +46,6 @@ class Source:
     config: dict[str, Any] | None = None
     noise: float | None = None
     strong_convexity: float | None = None
-    merge: bool | None = None
 
     def require(self, names: Collection[str]) -> None:
         """Raise ValueError unless these are the names of all tensors."""
@@ -102,7 +101,7 @@ class Format:
         convert: makes the network, in double precision.
         terms: the terms of use of the files, as far as they are known.
         options: the options of ``load`` that it takes.
-        clue: a part of the file name that distinguishes it from a format with the same tensors.
+        clue: a word of the file name, where weakly convex ones have the same tensors.
     """
 
     name: str

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexlift.double_precision import near_double
 from convexlift.operators.linear import LinearOperator
 from convexlift.operators.spectral import frequencies
 from convexlift.operators.tomography.filtered_backprojection import (
@@ -22,6 +21,7 @@ from convexlift.operators.tomography.joseph import Joseph
 from convexlift.operators.tomography.rays import Floats, Grid, Lines
 from convexlift.operators.tomography.sparse_projector import Tables, tables
 from convexlift.operators.tomography.triton_projector import RayKernels
+from convexlift.precision import near_double
 from convexlift.tensors import Shape
 
 TABLE_BYTES = 2**29
