@@ -17,7 +17,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded in tests
 import hypothesis
 import pytest
 import torch
-from marks import slow
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
@@ -83,20 +82,3 @@ def registry():
     for name, part in list(PARTS.items()):  # the library's may have been imported meanwhile
         if name not in before and not part.__module__.startswith("convexlift."):
             del PARTS[name]
-
-
-@pytest.fixture(params=["cuda", slow("cuda, low tiles"), slow("triton")])
-def dual_kernel(request, monkeypatch):
-    """Which kernel takes the dual half of an iteration, on threads of the CPU without a GPU."""
-    from host_kernels import COMPILER, HostKernel  # after TRITON_INTERPRET is set
-
-    from convexlift.kernels import first_layer
-
-    monkeypatch.setattr(first_layer, "FEW", 10**6 if "low" in request.param else 0)
-    if request.param == "triton":
-        monkeypatch.setattr(first_layer, "compiled", lambda *_, **__: None)
-    elif not torch.cuda.is_available():
-        if COMPILER is None:
-            pytest.skip("needs g++")
-        monkeypatch.setattr(first_layer, "compiled", HostKernel)
-    return request.param

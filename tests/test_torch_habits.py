@@ -5,19 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import shutil
 
 import pytest
 import torch
 
 import convexlift as cl
-from convexlift.kernels.availability import current
-from convexlift.operators.tomography.rays import Grid
-from convexlift.operators.tomography.triton_projector import RayKernels
-from convexlift.solvers.coupling import Coupling
-from convexlift.solvers.fused_iterations import FusedIterations
-from convexlift.solvers.method import DoesNotApply
-from convexlift.solvers.tiled_iterations import TiledIterations
 
 NETWORKS = {
     "ridge": lambda: cl.networks.ridge(channels=3, kernel=3, smoothing=0.1),
@@ -95,17 +87,6 @@ def test_problems_and_solutions_are_copied_and_pickled(name, operator):
         cl.certify(problem, other.x, other.duals)
 
 
-@every_network
-def test_precisions_are_converted_in_place_for_modules_and_by_copies_for_records(name):
-    net = NETWORKS[name]().to(torch.float32)
-    assert {p.dtype for p in net.parameters()} == {torch.float32}
-    problem = problem_of(net.to(torch.float64))
-    single = problem.to(dtype=torch.float32)
-    assert {p.dtype for p in net.parameters()} == {torch.float64}
-    assert cl.solve(single).x.dtype is torch.float32
-    torch.testing.assert_close(cl.solve(single).x.double(), cl.solve(problem).x, atol=1e-2, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_network
 def test_half_precision_is_for_storage(name, dtype):
@@ -127,31 +108,3 @@ def test_half_precision_is_for_storage(name, dtype):
     solution = cl.solve(problem)
     assert solution.x.dtype is torch.float32
     assert solution.status == (cl.Status.CONVERGED,)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["ridge", "baseline"])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_a_compiled_network_has_the_same_values(name, backend):
-    if backend == "inductor" and not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
-        pytest.skip("torch.compile needs a C++ compiler")
-    net, x = NETWORKS[name](), torch.rand(2, 1, 8, 8)
-    compiled = torch.compile(net, backend=backend)
-    torch.testing.assert_close(compiled(x), net(x))
-    compiled(x).sum().backward()
-    assert net.output.grad is not None
-
-
-def test_nothing_for_cuda_is_chosen_on_other_accelerators():
-    """By the functions that decide, since there is no such device here; meta tensors stand in."""
-    mps = torch.device("mps")
-    rays = cl.ParallelBeam(8, 5, 9)
-    assert RayKernels.of(rays.lines(), Grid(8, 8, 1.0, 1.0), mps, torch.float32) is None
-    with current(mps):
-        pass
-    saddle = cl.lift(problem_of(NETWORKS["ridge"]()))
-    elsewhere = saddle.to(device="meta")
-    for kind in (FusedIterations, TiledIterations):
-        with pytest.raises(DoesNotApply):
-            kind(elsewhere, Coupling(saddle))

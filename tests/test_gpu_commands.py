@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import tifffile
@@ -11,10 +9,6 @@ import torch
 from reconstruct_runs import bits, noisy, one_record, run
 
 from convexlift.images import load_example, ssim
-from convexlift.solvers.solution import Status
-from convexlift.web.pictures import InputPicture
-from convexlift.web.result import record, write_files
-from convexlift.web.run import PageJob, Run
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -63,20 +57,6 @@ def test_a_batch_that_does_not_fit_is_halved(little_memory, tmp_path):
                  "--device", "cuda", "--batch", 64, quick=False)  # fmt: skip
     assert result.exit_code == 0, result.output
     assert tifffile.imread(tmp_path / "out/large.tif").shape == (64, 512, 512)
-
-
-@pytest.mark.parametrize("task", ["denoise", "inpaint"])
-def test_jobs_of_the_page(task, tmp_path):
-    options = {"simulate": True, "sigma": 0.1, "regularizer": "photo-open"}
-    job = PageJob(task, InputPicture(load_example("camera"), "camera", example=True), options)
-    with ThreadPoolExecutor(1) as executor:
-        result = Run(job, 60.0, executor, torch.device("cuda")).start().result()
-    assert result.status is Status.CONVERGED
-    assert result.points[-1].psnr > result.points[0].psnr
-    numbers = record(result)
-    assert numbers["settings"]["device"] == "cuda"
-    assert numbers["ssim"] > numbers["ssim_before"]
-    assert write_files(result, numbers, tmp_path)["zip"].stat().st_size > 10_000
 
 
 def test_similarity_does_not_depend_on_the_device_or_the_batch():
