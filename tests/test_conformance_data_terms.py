@@ -270,7 +270,7 @@ def test_bad_data_are_named(build):
         (lambda: cl.L1(Y, 0.0), ValueError, "scale > 0, got scale=0.0"),
         (lambda: cl.WeightedL2(Y, -1.0), ValueError, "finite weights >= 0, but they are -1; write"),
         (lambda: cl.WeightedL2(Y, WEIGHTS / WEIGHTS), ValueError, r"they are nan at index \(0, 0"),
-        (lambda: cl.WeightedL2(Y, math.inf), ValueError, "but they are inf"),
+        (lambda: cl.WeightedL2(Y, math.inf), ValueError, "is not finite"),
         (lambda: cl.WeightedL2(Y, torch.ones(3)), ValueError, r"weights of shape \(3,\) do not"),
         (lambda: cl.KullbackLeibler(-Y), ValueError, r"data are -0.1 at index \(0, 1\)"),
         (lambda: cl.KullbackLeibler(Y, -1.0), ValueError, "finite background >= 0"),

@@ -176,8 +176,9 @@ class VariationalProblem(Described, TensorRecord):
         An operator of your own may treat every image of a batch differently.
         """
         operator = self.operator.select(images)
-        if operator is None:
-            return None
+        several = self._replacement is not None and self.regularizer.select(images[:1])
+        if operator is None or (several and several is not self.regularizer):
+            return None  # a network in place of R has the weights of all images
         return self._changed(
             fidelity=self.fidelity.select(images),
             operator=operator,

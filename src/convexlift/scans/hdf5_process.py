@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 GEOMETRY = "convexlift_geometry"
 ATTRIBUTES = ("axes", "units", "description", GEOMETRY)
 FIRST_SECONDS, BYTES_A_SECOND = 20, 1_000_000
-SPARE_BYTES, LARGEST_NUMBER = 2**30, 16
-"""Memory of the interpreter and its libraries, and the bytes of a number of the widest type."""
+SPARE_BYTES = 2**29
+"""Memory for the library, besides the numbers that are read."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +84,19 @@ def read_hdf5(
 
 
 def _answer(path: str, names: list[str], rows: Any, most: int, seconds: int) -> list[bytes]:
-    if hasattr(signal, "alarm"):  # also ends a child whose parent was killed
-        signal.alarm(seconds)
+    getattr(signal, "alarm", int)(seconds)  # ends a child whose parent was killed; not on Windows
     with contextlib.suppress(ImportError):  # compression filters that HDF5 itself lacks
         importlib.import_module("hdf5plugin")
     h5py = importlib.import_module("h5py")
-    with contextlib.suppress(ImportError, OSError, ValueError):  # no limits here, or a lower one
-        resource = importlib.import_module("resource")
-        limit = SPARE_BYTES + 2 * LARGEST_NUMBER * most
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    _limit_memory(0)
     found, blocks = {}, []
     with h5py.File(path, "r") as file:
         for name in names:
             if (item := _find(file, name)) is not None:
-                attributes = {key: _text(item.attrs.get(key)) for key in ATTRIBUTES}
-                numbers = _read(item, attributes["axes"].split(":"), slice(*rows), most)
+                numbers = _read(item, rows, most) if hasattr(item, "chunks") else np.empty(0)
                 most -= numbers.size
-                found[name] = attributes, numbers.dtype.str, numbers.shape
+                texts = {key: _text(item.attrs.get(key)) for key in ATTRIBUTES}
+                found[name] = texts, numbers.dtype.str, numbers.shape
                 blocks.append(numbers.tobytes())
     return [json.dumps(found).encode(), b"\n", *blocks]
 
@@ -118,19 +114,24 @@ def _find(file: Any, name: str) -> Any:
     return item
 
 
-def _read(item: Any, axes: list[str], rows: slice, most: int) -> NDArray[Any]:
-    if getattr(item, "shape", None) is None:  # a group
-        return np.empty(0)
+def _read(item: Any, rows: list[int | None], most: int) -> NDArray[Any]:
     if item.dtype.kind not in "biuf":
         raise ValueError(f"its {item.name} must hold real numbers, got {item.dtype}")
-    part = [slice(None)] * item.ndim
-    if item.ndim == 3:
-        part[next((k for k, axis in enumerate(axes) if axis.startswith("y")), 1)] = rows
-    sides = zip(part, item.shape, strict=True)
-    declared = math.prod(len(range(*each.indices(side))) for each, side in sides)
-    if (declared := max(declared, math.prod(item.chunks or (0,)))) > most:
+    axes = _text(item.attrs.get("axes")).split(":")
+    y = next((k for k, axis in enumerate(axes) if axis.startswith("y")), 1)
+    part = [slice(*rows) if item.ndim == 3 and k == y else slice(None) for k in range(item.ndim)]
+    sizes = [len(range(*s.indices(n))) for s, n in zip(part, item.shape, strict=True)]
+    if (declared := max(math.prod(sizes), math.prod(item.chunks or (0,)))) > most:
         raise ValueError(f"its {item.name} declares {declared:.4g} numbers; choose fewer (--rows)")
+    _limit_memory(2 * declared * item.dtype.itemsize)
     return np.asarray(item[tuple(part)])
+
+
+def _limit_memory(more: int) -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # no limits here, or a lower one
+        resource = importlib.import_module("resource")
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES + more, -1))  # no hard limit
 
 
 def _text(value: Any) -> str:
