@@ -52,7 +52,7 @@ def write_slice(folder, *, by_torch):
 
 
 @pytest.mark.parametrize("by_torch", [True, False])
-def test_the_slice_is_read_in_both_forms(tmp_path, by_torch):
+def test_the_slice_is_found_and_read_in_both_forms(tmp_path, by_torch):
     write_slice(tmp_path / "clone" / "data", by_torch=by_torch)
     folder = find_authors(tmp_path / "clone", None)
     found = ReleasedSlice.of(folder)
@@ -61,19 +61,15 @@ def test_the_slice_is_read_in_both_forms(tmp_path, by_torch):
     assert found.counts.dtype is torch.float32
     assert found.images.faithful
     assert find_weights(folder) is None
-
-
-def test_where_the_files_are_looked_for(tmp_path):
-    assert find_authors(None, None) is None
     assert find_authors(None, tmp_path) is None
-    beside = write_slice(tmp_path / "paper-ct", by_torch=False)
+    beside = (tmp_path / "clone" / "data").rename(tmp_path / "paper-ct")
     assert find_authors(None, tmp_path) == beside
-    clone = tmp_path / "clone"
-    (clone / "weights").mkdir(parents=True)
-    (clone / "weights" / WEIGHTS).touch()
-    assert find_authors(clone, tmp_path) == clone
-    assert find_weights(clone) == clone / "weights" / WEIGHTS
-    assert ReleasedSlice.of(clone) is None
+    weights = tmp_path / "clone" / "weights" / WEIGHTS
+    weights.parent.mkdir()
+    weights.touch()
+    assert find_authors(tmp_path / "clone", tmp_path) == tmp_path / "clone"
+    assert find_weights(tmp_path / "clone") == weights
+    assert ReleasedSlice.of(tmp_path / "clone") is None
 
 
 @pytest.mark.parametrize(

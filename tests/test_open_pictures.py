@@ -83,16 +83,6 @@ def test_a_missing_package_is_named_and_another_file_refused(packages, tmp_path)
         open_pictures.main([str(packages), str(tmp_path / "output")])
 
 
-def test_dead_leaves_without_texture_have_the_colours_of_the_palette():
-    """Inside of leaves; half of the pixels or more are inside."""
-    palette = np.array([[0, 0, 0], [0, 255, 0]], dtype=np.uint8)
-    pixels = np.asarray(open_pictures.dead_leaves(palette, seed=0))
-    plain = (pixels == palette[0]).all(-1) | (pixels == palette[1]).all(-1)
-    assert pixels.shape == (321, 481, 3)
-    assert plain.mean() > 0.5
-    assert not np.array_equal(pixels, open_pictures.dead_leaves(palette, seed=1))
-
-
 def test_the_table_lists_free_photographs_once():
     table = json.loads(open_pictures.TABLE.read_text(encoding="utf-8"))
     assert {source["licence"] for source in table} == {"CC0-1.0", "public domain"}

@@ -11,7 +11,6 @@ import torch
 
 import convexlift as cl
 from convexlift.images import load_image, save_image
-from convexlift.tasks import SparseViewCT
 from experiments import tomography, training
 from experiments.common_steps import Search, proposed
 from experiments.comparing import SideBySide
@@ -19,16 +18,13 @@ from experiments.document import Document
 from experiments.runner import Study
 from experiments.runner.report import results, write
 from experiments.runner.run import compute, prepared
-from experiments.setups import Training
 from experiments.tomography.slices import (
     SHOWN,
     VALIDATION_PATIENT,
     SliceCounts,
     load_slices,
     phantom_slices,
-    scanner,
 )
-from experiments.tomography.steps import changed_recipe
 from experiments.training.report import SchemeRow
 from experiments.training.steps import TrainingSettings
 
@@ -157,19 +153,6 @@ def test_bilevel_learning_is_better_and_solvers_that_converge_agree_in_psnr(sche
     for name in ("curves", "crops"):
         assert load_image(folder / "figures" / f"{name}.png").shape[-1] > 200
     assert (folder / "tables" / "psnr.md").read_text().count("Bilevel + ") == 3
-
-
-@pytest.mark.slow
-def test_a_trained_network_is_what_its_part_holds(scanned):
-    _, parts, _ = scanned
-    slices = phantom_slices(SIZE, SliceCounts(2, 1, 1))
-    task = SparseViewCT(scanner=scanner(SIZE))
-    recipe = changed_recipe(short(tomography.BASELINE_QUICK), task)
-    network = Training("training", recipe, slices.training, None, Study()).network(
-        parts["training"]
-    )
-    stored = parts["training"].arrays["weights.output"]
-    assert np.array_equal(network.output.detach().numpy(), stored.astype(np.float32))
 
 
 def test_no_patient_is_both_trained_on_and_validated_on(tmp_path):

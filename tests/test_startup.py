@@ -53,17 +53,13 @@ def interrupted(words: list[str], module: str, folder: Path) -> tuple[int, str]:
 
 # typer is imported by the command line, torch by most commands.
 @pytest.mark.parametrize("module", ["torch", "typer"])
-@pytest.mark.parametrize("form", ["module", "script"])
-def test_control_c_during_imports_is_one_line_and_130(form, module, script, tmp_path):
-    start = ["-m", "convexlift"] if form == "module" else [str(script)]
-    command = ["reconstruct", "denoise", "a.png", "-o", "b.png"]
-    found = interrupted([*start, *command], module, tmp_path)
-    assert found == (130, "convexlift: Interrupted.\n")
-
-
-@pytest.mark.parametrize("command", ["demo", "train bilevel pictures", "serve"])
-def test_control_c_while_a_command_imports_torch_is_one_line_and_130(command, tmp_path):
-    found = interrupted(["-m", "convexlift", *command.split()], "torch", tmp_path)
+@pytest.mark.parametrize(
+    "words",
+    ["SCRIPT reconstruct denoise a.png -o b.png",
+     *(f"-m convexlift {c}" for c in ("demo", "train bilevel pictures", "serve"))],
+)  # fmt: skip
+def test_control_c_during_imports_is_one_line_and_130(words, module, script, tmp_path):
+    found = interrupted(words.replace("SCRIPT", str(script)).split(), module, tmp_path)
     assert found == (130, "convexlift: Interrupted.\n")
 
 
