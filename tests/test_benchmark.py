@@ -27,7 +27,6 @@ from experiments.benchmark.results import (
     spread,
 )
 from experiments.catalogue import BenchmarkSettings
-from experiments.images import resized
 from experiments.measuring import Trace, find_reference, first_below
 
 CPU = torch.device("cpu")
@@ -193,14 +192,6 @@ def test_infinity_and_nan_are_empty_in_files(tmp_path):
     assert found["gap"] == [None, None]
 
 
-def test_pictures_of_any_shape_become_squares():
-    assert resized(torch.rand(1, 30, 47), 16).shape == (1, 16, 16)
-    square = torch.rand(1, 16, 16)
-    assert resized(square, 16) is square or torch.equal(resized(square, 16), square)
-    with pytest.raises(ValueError, match="ask for a count of 5 or fewer"):
-        choose_images(example_images(), 6, 16)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -272,7 +263,6 @@ def test_control_c_keeps_what_there_is(tmp_path, capsys):
         (["--methods", ","], "--methods is empty"),
         (["--batch", "two"], "--batch: invalid integers value: 'two'"),
         (["--tolerances", "1e-9"], "the accuracy of the reference"),
-        (["--count", "0"], "count must be at least 1"),
         (["--count", "60"], "ask for a count of 5 or fewer"),
         (["--size", "20"], "--size must be a multiple of 16"),
         (["--tasks", "inpainting", "--size", "64"], "leave --size out"),

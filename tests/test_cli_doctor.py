@@ -31,10 +31,8 @@ def test_the_doctor_reports_and_its_test_passes(tmp_path):
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "h5py" else found(name)
-    )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "h5py" else find(n))
     shown = CliRunner().invoke(app, ["doctor"]).output
     assert "not installed (h5py): pip install 'convexlift[ct]'" in shown
 

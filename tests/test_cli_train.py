@@ -315,12 +315,6 @@ def test_control_c_exits_with_130_and_says_how_to_go_on(here, tmp_path):
     assert "\nstep 0 of 100000: start, PSNR" in printed
     names = {path.name for path in (tmp_path / "out").iterdir() if "tfevents" not in path.name}
     assert names == {"log.csv", "options.json", "checkpoint.pt"}
-    (tmp_path / "out" / "options.json").write_text(
-        (tmp_path / "out" / "options.json").read_text().replace('"steps": 100000', '"steps": 4')
-    )
-    result = run("adversarial", "--resume", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "options.steps = 100000, but this run has 4" in result.output
 
 
 def test_resume_without_a_checkpoint_begins(here, finished, tmp_path):

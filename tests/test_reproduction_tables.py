@@ -17,7 +17,6 @@ from experiments.document import (
     Printed,
     Section,
     Table,
-    number,
     page,
 )
 from experiments.measuring import Curve
@@ -72,14 +71,6 @@ def test_verdicts(ours, verdict):
     if not verdict.startswith("not"):
         assert replace(comparison, other=OTHER_DATA).verdict == "other data"
         assert replace(comparison, authors=10.0).verdict == "agrees"  # which counts more
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1155.82, "1156"), (99.5, "99.50"), (0.0312, "0.031"), (None, "-"), (math.inf, "∞")],
-)
-def test_numbers_have_as_many_decimals_as_they_need(value, text):
-    assert number(value) == text
 
 
 def test_tables_as_files():

@@ -112,15 +112,8 @@ def test_the_help_shows_the_first_line_of_each_command(name):
     assert load(name).help.splitlines()[0] == COMMANDS[name]
 
 
-@pytest.mark.parametrize(
-    ("shell", "registered"),
-    [
-        ("bash", "complete -o default -F _convexlift_completion convexlift"),
-        ("zsh", "#compdef convexlift"),
-        ("fish", "complete --command convexlift"),
-    ],
-)
-def test_shells_complete_the_program_by_its_name(shell, registered, monkeypatch, capsys):
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_the_program_by_its_name(shell, monkeypatch, capsys):
     # else Typer asks for the shell that this process was started by
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     monkeypatch.setattr(sys, "argv", ["convexlift/__main__.py", "--show-completion", shell])
@@ -128,7 +121,7 @@ def test_shells_complete_the_program_by_its_name(shell, registered, monkeypatch,
         main()
     printed = capsys.readouterr().out
     assert ended.value.code == 0
-    assert registered in printed
+    assert re.search(r"^(#compdef|complete .*) convexlift\b", printed, re.MULTILINE)
     assert set(re.findall(r"(\S*)=complete_", printed)) == {"_CONVEXLIFT_COMPLETE"}
     assert "python" not in printed
 
