@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -22,54 +20,78 @@ from convexlift.models import files
 ROOT = Path(__file__).parents[1]
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["models", *map(str, arguments)])
+def run(*arguments, **options):
+    return CliRunner().invoke(app, ["models", *map(str, arguments)], **options)
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    weights = tmp_path / "weights"
+def own(tmp_path):
+    """Two saved models, of which the first has a card."""
     card = cl.ModelCard(
-        name="small",
-        summary="A toy [not bold].",
-        task="denoising",
-        weight=0.25,
-        license="CC0-1.0; and so on",
-        results={"test": {"psnr": 28.456}},
+        name="small", summary="A toy [not bold].", task="denoising", weight=0.25,
         not_for="diagnosis",
-    )
-    cl.save(network("plain", cl.ReLU()), weights / "small", card)
-    cl.save(network("deep", cl.ReLU()), weights / "bare")
-    monkeypatch.setattr(files, "SHIPPED", weights)
-    return weights
+    )  # fmt: skip
+    cl.save(network("plain", cl.ReLU()), tmp_path / "small", card)
+    cl.save(network("deep", cl.ReLU()), tmp_path / "bare")
+    return tmp_path
+
+
+def test_the_table_has_licences_and_the_psnr_of_every_shipped_one_at_the_usual_noise():
+    shown = run().output
+    for column in ("Name", "Task", "Weight", "Test dB", "Licence"):
+        assert column in shown
+    assert "Weight: the factor of the regularizer in the objective" in shown
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    for name, each in files.shipped_sheets().items():
+        assert each.card.task in lines[name]
+        assert lines[name].rstrip().endswith(each.card.license.partition(";")[0])
+        usual = each.card.results.get("BSD68, sigma 25", next(iter(each.card.results.values())))
+        assert name.endswith("colour") or f" {usual['psnr']:.2f} " in lines[name]
+
+
+def test_the_card_of_a_model_of_ones_own(own):
+    shown = run(own / "small.json").output
+    assert "small: A toy [not bold]." in shown
+    assert "Not for           diagnosis" in shown
+    assert files.sheet(own / "small").sha256 in shown
+    assert "for images of 8 x 8" in shown
+    assert "It has no card." in run(own / "bare").output
+
+
+def test_json(own):
+    assert run("--json", own / "all.json").exit_code == 0
+    content = json.loads((own / "all.json").read_text())
+    assert content["version"] == cl.__version__
+    assert tuple(model["name"] for model in content["models"]) == cl.models.names()
+    first, name = content["models"][0], cl.models.names()[0]
+    assert cl.ModelCard.from_json(first["card"]) == cl.models.card(name)
+    assert first["parameters"] == sum(p.numel() for p in cl.load(name).parameters())
+    assert run(name, "--json", own / "one.json").exit_code == 0
+    assert json.loads((own / "one.json").read_text())["models"] == [first]
+    assert run(own / "bare", "--json", own / "bare.out").exit_code == 0
+    assert json.loads((own / "bare.out").read_text())["models"][0]["card"] is None
+
+
+def test_mistakes_are_one_sentence(own):
+    result = run("smal")
+    assert result.exit_code == 2
+    known = ", ".join(cl.models.names())
+    said = f"convexlift: there is no model 'smal'; the models shipped are {known}.\n"
+    assert result.output == said
+    assert "is a folder. Name a file in it" in run("--json", own).output
+    (own / "bare.json").write_text("{")
+    result = run(own / "bare")
+    assert result.exit_code == 2
+    assert "bare.json: not valid JSON" in result.output
+    assert "Traceback" not in result.output
+    with pytest.raises(Exception, match="not valid JSON"):
+        run(own / "bare", "--debug", catch_exceptions=False)
 
 
 @pytest.mark.parametrize("name", ["photo-open", "faces-inpainting-adversarial", "ct-abdomen-chest"])
 def test_the_card_counts_the_weights_of_the_network(name):
     count = sum(each.numel() for each in cl.load(name).parameters())
     assert f" {count:,} parameters" in " ".join(run(name).output.split())
-
-
-def test_the_table_has_the_psnr_of_every_shipped_one_at_the_usual_noise():
-    lines = {line.split()[0]: line for line in run().output.splitlines() if line.strip()}
-    for name, each in files.shipped_sheets().items():
-        usual = each.card.results.get("BSD68, sigma 25", next(iter(each.card.results.values())))
-        assert name.endswith("colour") or f" {usual['psnr']:.2f} " in lines[name]
-    assert models._cells(cl.ModelCard("x", "y", "denoising", 1.0, results={"a": {"ssim": 1.0}}))
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_table():
-    result = run()
-    assert result.exit_code == 0, result.output
-    for column in ("Name", "Task", "Weight", "Test dB", "Licence"):
-        assert column in result.output
-    (small,) = [line for line in result.output.splitlines() if line.strip().startswith("small")]
-    assert small.split("  ")[-1].strip() == "CC0-1.0"
-    assert all(text in small for text in ("denoising", "0.25", "28.46"))
-    assert " bare " in result.output
-    assert "convexlift models NAME" in result.output
-    assert "Weight: the factor of the regularizer in the objective" in result.output
 
 
 def test_a_terminal_of_80_columns_cuts_no_name_or_task(monkeypatch):
@@ -82,76 +104,6 @@ def test_a_terminal_of_80_columns_cuts_no_name_or_task(monkeypatch):
         assert name in text
         assert cl.models.card(name).task in text
     assert "…" not in text
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_whole_card():
-    result = run("small")
-    assert result.exit_code == 0
-    assert "small: A toy [not bold]." in result.output
-    assert "Not for           diagnosis" in result.output
-    assert files.sheet("small").sha256 in result.output
-    assert "for images of 8 x 8" in result.output
-    assert "It has no card." in run("bare").output
-
-
-@pytest.mark.usefixtures("folder")
-def test_json(tmp_path):
-    assert run("--json", tmp_path / "all.json").exit_code == 0
-    content = json.loads((tmp_path / "all.json").read_text())
-    assert content["version"] == cl.__version__
-    assert [model["name"] for model in content["models"]] == ["bare", "small"]
-    assert content["models"][0]["card"] is None
-    assert cl.ModelCard.from_json(content["models"][1]["card"]) == cl.models.card("small")
-    count = sum(p.numel() for p in cl.load("small").parameters())
-    assert content["models"][1]["parameters"] == count
-    assert run("small", "--json", tmp_path / "one.json").exit_code == 0
-    (one,) = json.loads((tmp_path / "one.json").read_text())["models"]
-    assert one == content["models"][1]
-
-
-def test_a_model_of_ones_own(folder):
-    assert "small: A toy" in run(folder / "small.json").output
-
-
-@pytest.mark.usefixtures("folder")
-def test_mistakes_are_one_sentence(tmp_path):
-    result = run("smal")
-    assert result.exit_code == 2
-    assert result.output == (
-        "convexlift: there is no model 'smal'; the models shipped are bare, small.\n"
-    )
-    result = run("--json", tmp_path)
-    assert result.exit_code == 2
-    assert "is a folder. Name a file in it" in result.output
-    (tmp_path / "weights" / "bare.json").write_text("{")
-    result = run()
-    assert result.exit_code == 1
-    assert "bare.json: not valid JSON" in result.output
-    assert "Traceback" not in result.output
-    with pytest.raises(ValueError, match="not valid JSON"):
-        CliRunner().invoke(app, ["models", "--debug"], catch_exceptions=False)
-
-
-def test_nothing_shipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SHIPPED", tmp_path / "nowhere")
-    result = run("--json", tmp_path / "none.json")
-    assert result.exit_code == 0
-    assert result.output == f"No regularizers are shipped with convexlift {cl.__version__}.\n"
-    assert json.loads((tmp_path / "none.json").read_text())["models"] == []
-
-
-def test_help():
-    text = run("--help").output
-    for option in ("--json", "--debug", "name"):
-        assert option in text.lower()
-
-
-def test_as_a_module():
-    command = [sys.executable, "-m", "convexlift", "models"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip()
-    assert not done.stderr
 
 
 def published(folder):

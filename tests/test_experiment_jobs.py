@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +14,7 @@ from test_reproduction import contents, experiment, made
 
 from experiments.__main__ import main
 from experiments.runner import Experiment, Step, Study
-from experiments.runner.jobs import Named, _Schedule, compute_all
-from experiments.runner.parts import PartStore, Plan
+from experiments.runner.jobs import compute_all
 from experiments.runner.run import OtherRun, finished_parts
 
 
@@ -57,7 +54,23 @@ def failing_unusually(work):
     raise Unusual("this", "that")
 
 
+def hungry(work):
+    """Out of memory the first time."""
+    try:
+        Path(os.environ["TRIED"]).touch(exist_ok=False)
+    except FileExistsError:
+        return timed(work)
+    raise torch.OutOfMemoryError("too much")
+
+
+def starving(work):
+    raise torch.OutOfMemoryError("too much")
+
+
 def load():
+    def of(name, steps):
+        return Experiment(name, "", "1", None, None, steps, lambda parts, settings: None)
+
     def broken(study, settings):
         return [
             Step("good", {}, timed),
@@ -66,17 +79,12 @@ def load():
             Step("better", {}, timed, ("good",), alone=True),
         ]
 
-    def unusual(study, settings):
-        return [Step("bad", {}, failing_unusually), Step("good", {}, timed)]
+    def beside(other):
+        return lambda study, settings: [Step("bad", {}, other), Step("good", {}, timed)]
 
-    return {
-        "unusual": Experiment(
-            "unusual", "", "1", None, None, unusual, lambda parts, settings: None
-        ),
-        "first": Experiment("first", "", "1", None, None, steps, lambda parts, settings: None),
-        "second": Experiment("second", "", "1", None, None, steps, lambda parts, settings: None),
-        "broken": Experiment("broken", "", "1", None, None, broken, lambda parts, settings: None),
-    }
+    made = {"first": steps, "second": steps, "broken": broken}
+    made |= {each.__name__: beside(each) for each in (failing_unusually, hungry, starving)}
+    return {name: of(name, each) for name, each in made.items()}
 
 
 @pytest.mark.slow
@@ -92,9 +100,8 @@ def test_processes_compute_what_one_would_and_measure_times_alone(tmp_path):
         values = {key: part.values["value"] for key, part in parts.items()}
         assert values == {"a": 1, "watch": 2, "b": 1, "c": 2, "d": 4, "watch-too": 1}
         pids |= {part.values["pid"] for part in parts.values()}
-        spans |= {
-            (name, key): (part.values["begin"], part.values["end"]) for key, part in parts.items()
-        }
+        times = {key: (part.values["begin"], part.values["end"]) for key, part in parts.items()}
+        spans |= {(name, key): span for key, span in times.items()}
     assert len(pids) == 2
     assert os.getpid() not in pids
     for (name, key), (begin, end) in spans.items():
@@ -108,26 +115,6 @@ def test_processes_compute_what_one_would_and_measure_times_alone(tmp_path):
         compute_all(load, folders, Study(seed=1), 2)
 
 
-def test_the_longest_way_starts_first(tmp_path):
-    plans = {"one": Plan(steps(None, None), PartStore(tmp_path))}
-    schedule = _Schedule(plans, 2, lambda *told: None)
-    started = []
-
-    def submit(each):
-        started.append(each.step)
-        plan = plans["one"]
-        plan.compute(next(step for step in plan.steps if step.name == each.step), {})
-        done = Future()
-        done.set_result(None)
-        return done
-
-    schedule.run(submit)
-    assert schedule.order[0] == Named("one", "b")
-    assert started[:2] == ["b", "a"]
-    assert started[2:4] == ["c", "d"]
-    assert set(started[4:]) == {"watch", "watch-too"}
-
-
 def test_a_step_that_fails_does_not_stop_those_that_do_not_need_it(tmp_path):
     seen = []
     with pytest.raises(ArithmeticError, match="no such number"):
@@ -139,45 +126,30 @@ def test_a_step_that_fails_does_not_stop_those_that_do_not_need_it(tmp_path):
     assert found == {"good", "better"}
 
 
-@pytest.mark.parametrize("enough", [True, False])
-def test_a_step_without_enough_memory_is_repeated_with_nothing_beside_it(tmp_path, enough):
-    plan = Plan(steps(None, None), PartStore(tmp_path))
-    schedule = _Schedule({"one": plan}, 2, lambda *told: None)
-    beside = {}
-
-    def submit(each):
-        beside.setdefault(each.step, []).append([other.step for other in schedule.running.values()])
-        done = Future()
-        if each.step == "b" and not (enough and len(beside["b"]) == 2):
-            done.set_exception(torch.OutOfMemoryError("too much"))
-            return done
-        plan.compute(next(step for step in plan.steps if step.name == each.step), {})
-        done.set_result(None)
-        return done
-
-    if enough:
-        schedule.run(submit)
-        assert set(plan.finished) == {step.name for step in plan.steps}
-    else:
-        with pytest.raises(torch.OutOfMemoryError, match="too much"):
-            schedule.run(submit)
-    assert len(beside["b"]) == 2
-    assert beside["b"][1] == []
-
-
 @pytest.mark.slow
 def test_an_error_that_does_not_travel_between_processes_is_told(tmp_path):
     with pytest.raises(RuntimeError, match="Unusual: this and that"):
-        compute_all(load, {"unusual": tmp_path}, Study(), 2)
+        compute_all(load, {"failing_unusually": tmp_path}, Study(), 2)
     assert [path.stem for path in (tmp_path / "parts").glob("*.json")] == ["good"]
+
+
+@pytest.mark.slow
+def test_a_step_without_enough_memory_is_repeated_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIED", str(tmp_path / "tried"))
+    folders = {name: tmp_path / name for name in ("hungry", "starving")}
+    compute_all(load, {"hungry": folders["hungry"]}, Study(), 2)
+    assert set(finished_parts(load()["hungry"], folders["hungry"])[0]) == {"bad", "good"}
+    with pytest.raises(torch.OutOfMemoryError, match="too much"):
+        compute_all(load, {"starving": folders["starving"]}, Study(), 2)
 
 
 @pytest.mark.slow
 def test_times_are_measured_with_the_threads_of_this_process(tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    options = ["--output", str(tmp_path), "--device", "cpu", "--jobs", "2", "--compute"]
     try:
-        compute_all(load, {"first": tmp_path}, Study(), 2)
+        main(["first", *options], load)
     finally:
         torch.set_num_threads(before)
     parts, _ = finished_parts(load()["first"], tmp_path)
@@ -185,24 +157,7 @@ def test_times_are_measured_with_the_threads_of_this_process(tmp_path):
     assert used == {"a": 1, "b": 1, "c": 1, "d": 1, "watch": 2, "watch-too": 2}
 
 
-@pytest.mark.slow
-def test_the_command_takes_jobs(tmp_path):
-    options = ["--output", str(tmp_path), "--device", "cpu", "--jobs", "2", "--compute"]
-    main(["first", *options], load)
-    assert json.loads((tmp_path / "run.json").read_text())["complete"]
-
-
 def test_one_job_stays_in_this_process(tmp_path: Path):
     calls: list[str] = []
     compute_all(lambda: {"chain": experiment(calls)}, {"chain": tmp_path}, Study())
     assert calls == ["a", "b", "c"]
-
-
-def test_new_processes_find_the_experiments(tmp_path, monkeypatch):
-    """The launcher of the command does not leave their folder on the path."""
-    root, seen = str(Path(__file__).parents[1]), []
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != root])
-    monkeypatch.setattr(_Schedule, "run", lambda self, submit: seen.extend(sys.path))
-    compute_all(load, {"first": tmp_path}, Study(), 2)
-    assert root in seen
-    assert root not in sys.path

@@ -16,7 +16,7 @@ from model_files import CARD, same, save_toy
 
 import convexlift as cl
 from convexlift.models.hub import metadata, readme
-from convexlift.models.repositories import MISSING, is_repository
+from convexlift.models.repositories import MISSING
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -160,20 +160,11 @@ def test_local_files_and_shipped_names_win(server, tmp_path):
     (tmp_path / "group").mkdir()
     _, path = save_toy(tmp_path / "group")
     found = [f"group/{path.name}", "photo-open", str(path)]
-    lost = ["group/none", "a/b/c", "./toy"]
+    lost = ["group/none", "a/b/c", "./toy", "../b", "org/n.json"]
     lines = run(FAILING.format([*found, *lost]), server, tmp_path).splitlines()
     assert len(lines) == len(lost)
     assert all(line.startswith("ValueError there is no model") for line in lines)
     assert server.requests == []
-
-
-def test_names_of_repositories(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    for name in ("org/name", "org-2/name_v1.5", "o/n"):
-        assert is_repository(name)
-    for name in ("name", "here/name", "a/b/c", "/a/b", "../b", "org/", "org/n.json", Path("org/n")):
-        assert not is_repository(name)
 
 
 def test_the_readme_states_licence_and_results():
@@ -184,9 +175,6 @@ def test_the_readme_states_licence_and_results():
     yaml = pytest.importorskip("yaml")
     found = yaml.safe_load(text.split("---\n")[1])
     assert found == metadata(CARD)
-    for name, values in CARD.results.items():
-        (result,) = [r for r in found["model-index"][0]["results"] if r["dataset"]["name"] == name]
-        assert {m["type"]: m["value"] for m in result["metrics"]} == values
     free = cl.ModelCard("n", "A network.", "denoising", 0.1, license="CC BY 4.0; weights only")
     assert metadata(free)["license"] == "cc-by-4.0"
     odd = cl.ModelCard("n", "A network.", "denoising", 0.1, license="Ask us")
@@ -195,13 +183,10 @@ def test_the_readme_states_licence_and_results():
 
 @pytest.mark.parametrize("kind", ["convex", "adaptive"])
 def test_the_example_in_the_readme_is_for_the_network(kind):
-    layer = cl.ConvexLayer(
-        cl.Huber(0.1), channels=2, skip=cl.networks.Convolution(1, 2, 3), bias=False
-    )
-    net = {
-        "convex": lambda: cl.InputConvexNetwork([layer]),
-        "adaptive": lambda: cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1),
-    }[kind]()
+    if kind == "convex":
+        net = cl.networks.ridge(channels=2, kernel=3)
+    else:
+        net = cl.networks.adaptive(channels=2, kernel=3, widths=(3,), blocks=1)
     net.card = CARD
     text = readme(CARD, "group/toy", net)
     code = text.split("```python\n")[1].split("```")[0].replace('cl.load("group/toy")', "net")

@@ -47,16 +47,12 @@ def packages(tmp_path, monkeypatch):
     with zipfile.ZipFile(folder / whl, "w") as wheel:
         wheel.writestr(NAMES[whl], picture(1))
     (folder / tgz).write_bytes(tarred(NAMES[tgz], picture(2), "gz"))
+    pictures = [{"file": "a.png", "scale": 2, "details": 1}]
     table = [
-        {
-            "package": f"@scope/{archive[0]}",
-            "version": "1",
-            "archive": archive,
-            "folder": name[:-5],
-            "pictures": [{"file": "a.png", "scale": 2, "details": 1}],
-        }
+        {"package": f"@scope/{archive[0]}", "version": "1", "archive": archive,
+         "folder": name[:-5], "pictures": pictures}
         for archive, name in NAMES.items()
-    ]
+    ]  # fmt: skip
     (tmp_path / "table.json").write_text(json.dumps(table))
     monkeypatch.setattr(open_pictures, "TABLE", tmp_path / "table.json")
     monkeypatch.setattr(open_pictures, "LEAVES", 1)
@@ -78,37 +74,13 @@ def test_every_kind_of_package_is_read_and_reruns_agree(packages, tmp_path):
     assert Image.open(io.BytesIO(files["b-a-1.png"])).size == (48, 32)
 
 
-def test_a_missing_package_is_named(packages, tmp_path):
+def test_a_missing_package_is_named_and_another_file_refused(packages, tmp_path):
     (packages / "b-1.whl").unlink()
     with pytest.raises(FileNotFoundError, match=r"b-1\.whl is missing; put @scope/b 1 into"):
         open_pictures.main([str(packages), str(tmp_path / "output")])
-
-
-def test_a_file_that_is_no_debian_package_is_refused(packages, tmp_path):
     (packages / "a_1_all.deb").write_bytes(b"!<arch>\n")
     with pytest.raises(ValueError, match=r"a_1_all\.deb is not a Debian package"):
         open_pictures.main([str(packages), str(tmp_path / "output")])
-
-
-def test_details_are_the_parts_that_change_most(packages):
-    width, height = open_pictures.SIZE
-    image = Image.new("RGB", (2 * width, 2 * height))
-    noise = Image.open(io.BytesIO(picture(0)))
-    image.paste(noise.crop((0, 0, width, height)), (width, 0))
-    image.paste(Image.eval(noise.crop((0, 0, width, height)), lambda v: v // 2), (0, height))
-    first, second = open_pictures.details(image)
-    assert np.array_equal(first, image.crop((width, 0, 2 * width, height)))
-    assert np.array_equal(second, image.crop((0, height, width, 2 * height)))
-
-
-def test_dead_leaves_without_texture_have_the_colours_of_the_palette():
-    """Inside of leaves; half of the pixels or more are inside."""
-    palette = np.array([[0, 0, 0], [0, 255, 0]], dtype=np.uint8)
-    pixels = np.asarray(open_pictures.dead_leaves(palette, seed=0))
-    plain = (pixels == palette[0]).all(-1) | (pixels == palette[1]).all(-1)
-    assert pixels.shape == (321, 481, 3)
-    assert plain.mean() > 0.5
-    assert not np.array_equal(pixels, open_pictures.dead_leaves(palette, seed=1))
 
 
 def test_the_table_lists_free_photographs_once():

@@ -70,6 +70,8 @@ def test_nonnegative_weights_are_uniform_and_biases_as_in_torch(architecture, la
     assert network.layers[-1].channels == 64
     again = settings.build((64, 64), seed=3)
     assert same_weights(network.state_dict(), again.state_dict())
+    with pytest.raises(ValueError, match="largest > 0, got 0"):
+        start_uniformly_(again, 0.0)
 
 
 def test_the_authors_start_is_53_times_as_steep():
@@ -80,11 +82,6 @@ def test_the_authors_start_is_53_times_as_steep():
         replace(settings, uniform=largest).build((256, 256), 0) for largest in (0.01, None)
     )
     assert slope(theirs, x) / slope(ours, x) == pytest.approx(53, rel=0.05)
-
-
-def test_an_interval_must_not_be_empty():
-    with pytest.raises(ValueError, match="largest > 0, got 0"):
-        start_uniformly_(cl.networks.ridge(channels=2), 0.0)
 
 
 # What the critic sees

@@ -14,25 +14,24 @@ from marks import slow
 ROOT = Path(__file__).parents[1]
 
 
-def soak(*arguments):
+def run(*arguments):
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return subprocess.run(
-        [sys.executable, "-m", "soak.files", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+        [sys.executable, *map(str, arguments)], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def soak(*arguments):
+    return run("-m", "soak.files", *arguments)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its limits of memory are those of Linux")
 @pytest.mark.parametrize("mutations", [1000, slow(4000)])
 @pytest.mark.slow
 def test_damaged_files_are_refused_by_name(mutations, tmp_path):
-    ended = soak(
-        "--mutations", mutations, "--seconds", 120, "--seed", 7, "--json", tmp_path / "a.json"
-    )
+    options = ("--mutations", mutations, "--seconds", 120, "--seed", 7)
+    ended = soak(*options, "--json", tmp_path / "a.json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["mutations"] == mutations
@@ -96,15 +95,7 @@ print("contained" in run.counts["contained"], sum(sum(c.values()) for c in run.c
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="its limits of memory are those of Linux")
 def test_misbehaviour_is_found():
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    ended = subprocess.run(
-        [sys.executable, "-c", MISBEHAVIOUR],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ended = run("-c", MISBEHAVIOUR)
     assert ended.stdout.splitlines() == [
         "['bare', 'crash', 'hang', 'memory', 'nameless']", "True", "True 35",
     ], ended.stderr  # fmt: skip
