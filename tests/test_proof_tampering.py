@@ -221,7 +221,7 @@ def test_theta_below_one_needs_a_network_that_is_bounded_below(tmp_path):
     forged = Forged()
     forged.layer["activation"] = {"LeakyReLU": {"slope": 0.5}}
     forged.tensors["theta"] = np.array([0.5])
-    with pytest.raises(ProofRejected, match="'theta' must be 1, or in .* if R is bounded below"):
+    with pytest.raises(ProofRejected, match="'theta' must be 1, or in"):
         verify(forged.write(tmp_path / "a.proof"))
 
 
