@@ -100,7 +100,8 @@ Change = Callable[[Forged], Any]
 
 def edited(
     layer: Any = (), problem: Any = (), head: Any = (), tensors: Any = (), claim: Any = None,
-    gap: float | None = None, zero: bool = False, weights: Any = None, factors: Any = (), text: Any = None,
+    gap: float | None = None, zero: bool = False, weights: Any = None, factors: Any = (),
+    text: Any = None,
 ) -> Change:  # fmt: skip
     """Other entries of the description, and other tensors; those that are None are left out."""
 
@@ -171,15 +172,15 @@ MRI = {"MRI": {"mask": "operator.0.mask", "maps": "operator.1.maps", "channels":
 CHAINED, FEW = convolutions(7, 1e-40), convolutions(3, 1e40)
 
 # Numbers of the cases that need a word:
-# - weights of 1e308: q (x - y)^2 / 2 + v x is v y - v^2 / 2q at its minimum, and 2q overflows; there
-#   are images of -1.1e22
+# - weights of 1e308: q (x - y)^2 / 2 + v x is v y - v^2 / 2q at its minimum, and 2q overflows;
+#   there are images of -1.1e22
 # - diagonal of 1e308: x has no data, and c / d = 1e-20 / 1.5e308 underflows for c x
 # - small square: the objective is 5e-25
 # - slope below the range: x / 1e280 has no minimum, and 1e-280 / 1e80 is no float
 # - shares of 1e308: the objective is 2.5; volume: the objective is 8
 # - products above 1e100: sums of -1e120 and 1e120 do not come out as they should
-# - counts without a mean: y log(y / w) for y / w = 2^1074 / 1.5, where 1.5 / 2^1074 would be rounded
-#   to 2 / 2^1074
+# - counts without a mean: y log(y / w) for y / w = 2^1074 / 1.5, where 1.5 / 2^1074 would be
+#   rounded to 2 / 2^1074
 V, Y, COUNT, STEPS = 1e165, 1e-145, 2.0**66, 1008
 
 CORRECT: dict[str, Change] = {
@@ -330,8 +331,8 @@ DESCRIPTIONS: dict[str, tuple[str, Change]] = {
         "a stride is '1.0', not a whole number", edited({"skip": convolution(stride=1.0)})),
     "kernel of an even size": ("its kernels do not fit", edited(
         {"skip": convolution(size=2)}, tensors={WEIGHT: full(1, 1, 1, 2, 2)})),
-    "pools of 30000 pixels": (
-        "the size of an AveragePool is '30000'", edited({"skip": {"AveragePool": {"size": 30000}}})),
+    "pools of 30000 pixels": ("the size of an AveragePool is '30000'", edited(
+        {"skip": {"AveragePool": {"size": 30000}}})),
     "huge integer": ("the size of an AveragePool is '1000000", edited(
         {"skip": {"AveragePool": {"size": 10**400}}})),
     "residual in words": (
