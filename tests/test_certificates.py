@@ -21,10 +21,6 @@ single = torch.float32
 Y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def short_solve(problem: cl.VariationalProblem, iterations: int = 15) -> cl.Solution:
-    return cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=iterations, check_every=15))
-
-
 def denoising(y: torch.Tensor, weight: float = 0.1, **others) -> cl.VariationalProblem:
     network = cl.TotalVariation().to(y.dtype)
     return cl.VariationalProblem(
@@ -41,7 +37,7 @@ def test_the_bound_holds_for_every_combination(architecture, activation, tmp_pat
     noise = torch.randn((60, 1, 8, 8), generator=torch.Generator().manual_seed(1))
     for fidelity, box in itertools.product(zoo.FIDELITIES, zoo.BOXES):
         problem = zoo.problem(architecture, ALL[activation], fidelity, box)
-        solution = short_solve(problem)
+        solution = cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=15))
         confirm(problem, solution.proof.claim, tmp_path / "x.proof")
         certificate = cl.certify(problem, solution.x, solution.duals)
         case = f"{architecture}, {activation}, {fidelity}, {box}"

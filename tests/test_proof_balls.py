@@ -5,12 +5,12 @@ from __future__ import annotations
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
+import exact_proofs
 import numpy as np
 import parts
 import pytest
-from exact_proofs import (
-    correlation, exact, f_conjugate, f_value, huber, smoothed, times, transposed, wild,
-)  # fmt: skip
+from exact_proofs import correlation, exact, f_conjugate, f_value, times, transposed, wild
+from forged_proofs import convolution
 
 import convexlift as cl
 from convexlift import proof_checker
@@ -28,9 +28,8 @@ def made(described, shape, name="map", **arrays):
 
 
 def convolved(weight, shape, stride, padding):
-    outputs, _, kernel, _ = weight.shape
-    options = {"in_channels": shape[0], "out_channels": outputs, "kernel_size": kernel}
-    described = {"Convolution": {**options, "stride": stride, "padding": padding}}
+    outputs, inputs, kernel, _ = weight.shape
+    described = convolution(inputs, outputs, kernel, stride=stride, padding=padding)
     return made(described, shape, **{"network.map.weight": weight})
 
 
@@ -287,7 +286,7 @@ def test_activations_of_numbers_of_all_sizes():
     for _ in range(150):
         nu = float(10 ** rng.uniform(-40, 40))
         k = float(rng.choice([0.0, 1e-300, rng.random(), 1 - 2.0**-53]))
-        for entry in (smoothed("SmoothedLeakyReLU", k, nu), huber(nu)):
+        for entry in (exact_proofs.smoothed("SmoothedLeakyReLU", k, nu), exact_proofs.huber(nu)):
             h = activation(entry.json)
             a, p = everywhere(rng, 4, -200, 60), everywhere(rng, 4, -300, 40)
             with np.errstate(all="ignore"):
