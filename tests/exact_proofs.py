@@ -230,14 +230,8 @@ def pooled_dense(tiny: Tiny, rng: np.random.Generator, n: int, spread: float) ->
     h, i = MONOTONE[rng.integers(len(MONOTONE))], len(tiny.layers)
     W = np.abs(wild(rng, (3, 2), -spread, spread))
     tiny.arrays[f"network.layers.{i}.previous.maps.1.weight"] = W
-    json = {
-        "Chain": {
-            "maps": [
-                {"AveragePool": {"size": n}},
-                {"Dense": {"in_features": 2, "out_features": 3}},
-            ]
-        }
-    }
+    maps = [{"AveragePool": {"size": n}}, {"Dense": {"in_features": 2, "out_features": 3}}]
+    json = {"Chain": {"maps": maps}}
     matrix = [[F(float(W[o, c // (n * n)])) / n**2 for c in range(2 * n * n)] for o in range(3)]
     layer(tiny, h, 3, {"previous": (i, json, matrix)}, 1, wild(rng, (3,), -1, 1))
 
@@ -262,13 +256,10 @@ def random_data(rng: np.random.Generator, tiny: Tiny, kind: str, offset: float) 
     if choice == "diagonal":  # 0.1 d + 0.3
         d = rng.standard_normal((n, n)) * (rng.random((n, n)) < 0.8)
         arrays["operator.0.values"] = d
-        scaled = {
-            "Scaled": {"factor": 0.1, "operator": {"Diagonal": {"values": "operator.0.values"}}}
-        }
-        factor = 0.3 if rng.random() < 0.5 else 0.0
-        operator = {
-            "Sum": {"terms": [scaled, {"Scaled": {"factor": factor, "operator": operator}}]}
-        }
+        factor, diagonal = rng.choice([0.3, 0.0]), {"Diagonal": {"values": "operator.0.values"}}
+        terms = ((0.1, diagonal), (float(factor), operator))
+        scaled = [{"Scaled": {"factor": each, "operator": part}} for each, part in terms]
+        operator = {"Sum": {"terms": scaled}}
         values = [F(0.1) * v + F(factor) for v in exact(d)]
         matrix = [[values[i] * identity[i][j] for j in range(n * n)] for i in range(n * n)]
     if choice == "blur":

@@ -284,6 +284,8 @@ TENSORS: dict[str, tuple[str, Change]] = {
     "integers": ("'y' must hold finite numbers in float32 or float64", edited(
         tensors={"y": full(2).astype(np.int64)})),
     "empty tensor": ("'x' must hold finite numbers", edited(tensors={"x": full(0, 0, 1, 2, 2)})),
+    "mixture with no minimum": ("'theta' must be 1, or in [0, 1] if R is bounded below", edited(
+        {"activation": {"LeakyReLU": {"slope": 0.5}}}, tensors={"theta": np.array([0.5])})),
     "negative weights": (
         "weights or background of its data have negative entries",
         edited(weights=(-5e-324, 1.0, 1.0, 1.0))),
