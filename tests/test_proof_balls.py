@@ -181,6 +181,8 @@ def test_concave_functions_are_lowest_at_an_end():
     low = found.value - found.error
     assert (low <= [-2.25, -4.0, -2.25]).all()
     assert (low >= np.array([-2.25, -4.0, -2.25]) - 1e-12).all()
+    rounded = concave(lambda v: Ball(v, 1e-17), Ball(np.ones(1)))  # 1 - 1e-17 is rounded to 1
+    assert rounded.error >= 1e-17
 
 
 def everywhere(rng: np.random.Generator, size: int, low: float, high: float) -> np.ndarray:
