@@ -15,12 +15,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def digest(content: Any) -> str:
-    data = content if isinstance(content, bytes) else canonical(content).encode()
-    return hashlib.sha256(data).hexdigest()
-
-
-def canonical(content: Any) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+    """Of bytes, or of the canonical text of a value."""
+    if not isinstance(content, bytes):
+        content = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 def sealed(head: dict[str, Any]) -> dict[str, Any]:
