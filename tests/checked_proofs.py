@@ -9,7 +9,7 @@ import pytest
 import convexlift as cl
 
 
-def confirm(problem: cl.VariationalProblem, claim, path: Path) -> None:
+def confirm(problem: cl.VariationalProblem, claim, path: Path, within: float = 1e-6) -> None:
     """Write a proof and have it checked: about the same is proved, with the same guarantee.
 
     There is nothing to check where there is no bound, or where a part is a test's own.
@@ -26,7 +26,7 @@ def confirm(problem: cl.VariationalProblem, claim, path: Path) -> None:
     assert len(verdicts) == problem.batch_size
     for i, verdict in enumerate(verdicts):
         objective, bound = float(claim.objective[i]), float(claim.lower_bound[i])
-        room = 1e-7 * (objective - bound) + 1e-6 * abs(objective)
+        room = within * (0.1 * (objective - bound) + abs(objective))
         assert verdict.objective == pytest.approx(objective, rel=0, abs=room)
         assert verdict.lower_bound == pytest.approx(bound, rel=1e-9, abs=room)
         assert verdict.guarantee == claim.guarantee[i].name

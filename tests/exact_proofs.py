@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from forged_proofs import convolution
 
 F = Fraction
 Vector = list[Fraction]
@@ -178,15 +179,6 @@ def layer(
     tiny.pixels.append(pixels)
 
 
-def convolution_json(inputs: int, outputs: int, stride: int, padding: str) -> dict[str, Any]:
-    return {
-        "Convolution": {
-            "in_channels": inputs, "out_channels": outputs, "kernel_size": 3, "stride": stride,
-            "padding": padding,
-        }
-    }  # fmt: skip
-
-
 def wild(rng: np.random.Generator, shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
     """Numbers of all sizes between 10^low and 10^high, of both signs."""
     return 10 ** rng.uniform(low, high, shape) * rng.choice([-1.0, 1.0], shape)
@@ -208,20 +200,20 @@ def random_network(
     tiny.arrays["network.layers.0.skip.weight"] = V
     every = (1, width, n, n) if by_pixel else (width,)
     bias = wild(rng, every, -1, 6 if spread > 1 else 0)
-    skip = (0, convolution_json(1, width, 1, padding), correlation(V, n, 1, padding))
+    skip = (0, convolution(1, width, 3, padding=padding), correlation(V, n, 1, padding))
     layer(tiny, first, width, {"skip": skip}, n * n, bias)
     if deep:
         for residual in (False, True):
             h, i = MONOTONE[rng.integers(len(MONOTONE))], len(tiny.layers)
             W = np.abs(wild(rng, (2, 2, 3, 3), -spread, spread)) * (rng.random((2, 2, 3, 3)) < 0.7)
             tiny.arrays[f"network.layers.{i}.previous.weight"] = W
-            previous = (i, convolution_json(2, 2, 1, padding), correlation(W, n, 1, padding))
+            previous = (i, convolution(2, 2, 3, padding=padding), correlation(W, n, 1, padding))
             sources = {"previous": previous}
             if not residual:
                 V = wild(rng, (2, 1, 3, 3), -spread, spread)
                 tiny.arrays[f"network.layers.{i}.skip.weight"] = V
                 sources["skip"] = (
-                    0, convolution_json(1, 2, 1, padding), correlation(V, n, 1, padding)
+                    0, convolution(1, 2, 3, padding=padding), correlation(V, n, 1, padding)
                 )  # fmt: skip
             every = (1, 2, n, n) if by_pixel else (2,)
             link = rng.random(every) if by_pixel else None
@@ -238,14 +230,8 @@ def pooled_dense(tiny: Tiny, rng: np.random.Generator, n: int, spread: float) ->
     h, i = MONOTONE[rng.integers(len(MONOTONE))], len(tiny.layers)
     W = np.abs(wild(rng, (3, 2), -spread, spread))
     tiny.arrays[f"network.layers.{i}.previous.maps.1.weight"] = W
-    json = {
-        "Chain": {
-            "maps": [
-                {"AveragePool": {"size": n}},
-                {"Dense": {"in_features": 2, "out_features": 3}},
-            ]
-        }
-    }
+    maps = [{"AveragePool": {"size": n}}, {"Dense": {"in_features": 2, "out_features": 3}}]
+    json = {"Chain": {"maps": maps}}
     matrix = [[F(float(W[o, c // (n * n)])) / n**2 for c in range(2 * n * n)] for o in range(3)]
     layer(tiny, h, 3, {"previous": (i, json, matrix)}, 1, wild(rng, (3,), -1, 1))
 
@@ -270,13 +256,10 @@ def random_data(rng: np.random.Generator, tiny: Tiny, kind: str, offset: float) 
     if choice == "diagonal":  # 0.1 d + 0.3
         d = rng.standard_normal((n, n)) * (rng.random((n, n)) < 0.8)
         arrays["operator.0.values"] = d
-        scaled = {
-            "Scaled": {"factor": 0.1, "operator": {"Diagonal": {"values": "operator.0.values"}}}
-        }
-        factor = 0.3 if rng.random() < 0.5 else 0.0
-        operator = {
-            "Sum": {"terms": [scaled, {"Scaled": {"factor": factor, "operator": operator}}]}
-        }
+        factor, diagonal = rng.choice([0.3, 0.0]), {"Diagonal": {"values": "operator.0.values"}}
+        terms = ((0.1, diagonal), (float(factor), operator))
+        scaled = [{"Scaled": {"factor": each, "operator": part}} for each, part in terms]
+        operator = {"Sum": {"terms": scaled}}
         values = [F(0.1) * v + F(factor) for v in exact(d)]
         matrix = [[values[i] * identity[i][j] for j in range(n * n)] for i in range(n * n)]
     if choice == "blur":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -18,13 +17,8 @@ from convexlift.tensors import Blocks
 
 ALL = {**zoo.MONOTONE, **zoo.FIRST_LAYER_ONLY}
 ARCHITECTURES = (*zoo.ARCHITECTURES, "residual last")
-COMBINATIONS = list(itertools.product(ARCHITECTURES, ALL, zoo.FIDELITIES, zoo.BOXES))
 single = torch.float32
 Y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def short_solve(problem: cl.VariationalProblem, iterations: int = 15) -> cl.Solution:
-    return cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=iterations, check_every=15))
 
 
 def denoising(y: torch.Tensor, weight: float = 0.1, **others) -> cl.VariationalProblem:
@@ -43,7 +37,7 @@ def test_the_bound_holds_for_every_combination(architecture, activation, tmp_pat
     noise = torch.randn((60, 1, 8, 8), generator=torch.Generator().manual_seed(1))
     for fidelity, box in itertools.product(zoo.FIDELITIES, zoo.BOXES):
         problem = zoo.problem(architecture, ALL[activation], fidelity, box)
-        solution = short_solve(problem)
+        solution = cl.solve(problem, stop=cl.StopWhen(gap=None, max_iterations=15))
         confirm(problem, solution.proof.claim, tmp_path / "x.proof")
         certificate = cl.certify(problem, solution.x, solution.duals)
         case = f"{architecture}, {activation}, {fidelity}, {box}"
@@ -60,40 +54,6 @@ def test_the_bound_holds_for_every_combination(architecture, activation, tmp_pat
         gap = certificate.objective - certificate.lower_bound
         rounding = 1e-11 * float(certificate.objective)  # of bounds that leave room for it
         torch.testing.assert_close(certificate.map.sum((1, 2, 3)), gap, rtol=1e-8, atol=rounding)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("case", COMBINATIONS[:: len(COMBINATIONS) // 24], ids=", ".join)
-def test_never_above_the_optimum_whatever_the_duals(case):
-    """Random x and random dual variables still give a bound below CVXPY's optimum."""
-    architecture, activation, fidelity, box = case
-    problem = zoo.problem(architecture, ALL[activation], fidelity, box)
-    try:
-        value, minimiser = optimum(problem)
-    except AssertionError as error:
-        assert "unbounded" in str(error)  # noqa: PT017 - unseen pixels, no box, R not coercive
-        return
-    duals, draw = short_solve(problem, 1).duals, torch.Generator().manual_seed(0)
-    for size in (0.0, 0.3, 3.0):
-        x = torch.as_tensor(minimiser) + size * torch.randn(1, 1, 8, 8, generator=draw)
-        x = problem.bounds.project(x)
-        # Near 0, the checker's rounding errors exceed the objective, and it proves only that.
-        if not 1e-10 < float(problem.objective(x)) < math.inf:
-            continue
-        wild = Blocks({n: size * torch.randn(v.shape, generator=draw) for n, v in duals.items()})
-        certificate = cl.certify(problem, x, wild, radius=20.0)
-        assert float(certificate.lower_bound) <= value + 1e-6 * abs(value)
-
-
-@pytest.mark.parametrize("scale", [1e3, 1e6, 1e9, 1e12])
-@pytest.mark.parametrize("fidelity", ["L1", "L2", "KL"])
-def test_the_bound_holds_however_far_the_image_is(fidelity, scale):
-    """Objective and gap nearly cancel there, and rounding is larger than the optimum."""
-    problem = zoo.problem("plain", cl.LeakyReLU(0.2), fidelity, batch=4).to(dtype=single)
-    best = cl.solve(problem, stop=cl.StopWhen(gap=1e-4, max_iterations=2000)).objective
-    certificate = cl.certify(problem, scale * torch.rand(4, *problem.image_shape, dtype=single))
-    assert (certificate.lower_bound <= best).all()
-    assert (certificate.gap > 0.5).all()
 
 
 def test_any_solver_can_be_certified():
@@ -201,42 +161,27 @@ def test_counts_at_the_edge_of_what_is_bounded_are_confirmed(tmp_path):
 # What cannot be claimed
 
 
-@pytest.mark.parametrize("name", ["layers.0.bias", "layers.0.skip.weight", "output"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_network_that_was_spoiled_in_place_is_refused(name, value):
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *((name, value, f"{name}.* is not finite")
+          for name in ("layers.0.bias", "layers.0.skip.weight", "output")
+          for value in (math.nan, math.inf)),
+        ("layers.1.previous.maps.1.weight", -1.0, "must be nonnegative"),
+    ],
+)  # fmt: skip
+def test_a_network_that_was_spoiled_in_place_is_refused(name, value, words):
     problem = zoo.problem()
     x = problem.initial_image()
     dict(problem.regularizer.named_parameters())[name].data.view(-1)[0] = value
     for attempt in (lambda: cl.solve(problem), lambda: cl.certify(problem, x)):
-        with pytest.raises(ValueError, match=f"{name}.* is not finite"):
+        with pytest.raises(ValueError, match=words):
             attempt()
 
 
-def test_a_weight_that_became_negative_is_found():
-    problem = zoo.problem()
-    problem.regularizer.layers[1].previous.maps[1].weight.data[0, 0] = -1.0
-    for attempt in (cl.solve, lambda it: cl.certify(it, it.initial_image())):
-        with pytest.raises(ValueError, match="must be nonnegative"):
-            attempt(problem)
-
-
-@dataclass(frozen=True)
-class WrongConjugate(cl.SmoothActivation):
-    """sqrt(1 + a^2) - 1 with a conjugate that is too small."""
-
-    slopes = (-1.0, 1.0)
-
-    def value(self, a):
-        return torch.hypot(a, torch.ones_like(a)) - 1
-
-    def derivative(self, a):
-        return a / torch.hypot(a, torch.ones_like(a))
-
-    def second_derivative(self, a):
-        return torch.hypot(a, torch.ones_like(a)) ** -3
-
-    def conjugate(self, s):
-        return torch.where(s.abs() <= 1, 0.5 * (1 - torch.sqrt(1 - s**2)), math.inf)
+WrongConjugate = type(  # too small
+    "WrongConjugate", (cl.Huber,), {"conjugate": lambda h, s: cl.Huber.conjugate(h, s) / 2}
+)
 
 
 class Cauchy(cl.SquaredL2):

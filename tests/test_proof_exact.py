@@ -39,6 +39,17 @@ def recorded(monkeypatch) -> dict[int, np.ndarray]:
     return found
 
 
+def with_evidence(tiny: Tiny, make, thetas: list[float], rng: np.random.Generator) -> float:
+    """Dual variables, and theta < 1 only where the network is bounded below; returns theta."""
+    for i, content in enumerate(tiny.layers, start=1):
+        side = round(math.sqrt(tiny.pixels[i - 1]))
+        tiny.arrays[f"dual.{i}"] = make((1, content["channels"], *((side, side) if i < 4 else ())))
+    bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
+    theta = float(rng.choice(thetas)) if bounded_below else 1.0
+    tiny.arrays["theta"] = np.array([theta])
+    return theta
+
+
 def checked(path: Path, tiny: Tiny, data: Data, weight: float) -> tuple[Ball, Ball]:
     """Objective and bound of the only image, from a file."""
     described = {"layers": tiny.layers, "in_channels": 1, "image_size": [tiny.n, tiny.n]}
@@ -69,15 +80,8 @@ def test_rounding_errors_cover_the_distance_to_exact_arithmetic(
     n, weight = int(rng.integers(3, 5)), 0.1
     tiny = random_network(rng, n, deep, spread=8.0 if hostile else 0.5, by_pixel=by_pixel)
     data = random_data(rng, tiny, kind, offset=1e8 if hostile and seed % 2 else 0.0)
-    for i, content in enumerate(tiny.layers, start=1):
-        shape = (1, content["channels"])
-        side = round(math.sqrt(tiny.pixels[i - 1]))
-        shape = shape if i == 4 else (*shape, side, side)
-        # Slopes p / t of all kinds: inside, at the ends, and beyond.
-        tiny.arrays[f"dual.{i}"] = wild(rng, shape, -8, 8)
-    bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
-    theta = 0.3 if bounded_below and seed % 3 == 0 else 1.0
-    tiny.arrays["theta"] = np.array([theta])
+    # Slopes p / t of all kinds: inside, at the ends, and beyond.
+    theta = with_evidence(tiny, lambda shape: wild(rng, shape, -8, 8), [0.3, 1.0, 1.0], rng)
     found, bound = checked(tmp_path / "a.proof", tiny, data, weight)
     count = len(tiny.layers)
     slopes = {count - k: s for k, s in enumerate(recorded[:count])}
@@ -105,17 +109,12 @@ def test_numbers_of_all_sizes_make_no_bound_false(tmp_path, recorded, seed):
     deep, weight = seed % 2 == 0, float(rng.choice([0.1, 1e-40, 1e30]))
     tiny = random_network(rng, 3, deep, spread=rng.uniform(8, 24 if deep else 39))
     data = random_data(rng, tiny, kind, offset=float(rng.choice([0, 1e8])))
-    for i, content in enumerate(tiny.layers, start=1):
-        side = round(math.sqrt(tiny.pixels[i - 1]))
-        shape = (1, content["channels"], *((side, side) if i < 4 else ()))
-        tiny.arrays[f"dual.{i}"] = anything(rng, shape, 39)
+    every = [0.0, 1e-300, 0.3, 1.0]
+    theta = with_evidence(tiny, lambda shape: anything(rng, shape, 39), every, rng)
     if kind == "WeightedL2":
         tiny.arrays["fidelity.weights"] = q = np.abs(anything(rng, (1, 1, 3, 3), 39))
         data = replace(data, q=exact(q))
     tiny.arrays["y"] *= float(rng.choice([1, 1e-300, 1e-160, 1e-40, 1e20]))
-    bounded_below = tiny.hs[-1].slopes[0] <= 0 and not tiny.residual[-1]
-    theta = float(rng.choice([0.0, 1e-300, 0.3, 1.0])) if bounded_below else 1.0
-    tiny.arrays["theta"] = np.array([theta])
     try:
         found, bound = checked(tmp_path / "a.proof", tiny, data, weight)
     except ProofRejected as refused:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -224,20 +223,3 @@ def test_rescaling_a_channel_and_undoing_it_changes_nothing(channel):
     one, other = (cl.solve(each, stop=stop) for each in (plain, scaled))
     assert int(one.iterations) == int(other.iterations)
     torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-5)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("scale", [1e-4, 1e4])
-@pytest.mark.parametrize("name", ["rays", "blur", "few blurred pixels", "uneven channels", "skips"])
-def test_the_unit_of_the_objective_does_not_matter(name, scale):
-    """w J has the iterates of J."""
-    stop, found = cl.StopWhen(gap=None, max_iterations=60), []
-    for w in (1.0, scale):
-        problem = made(name, alone=True)
-        y = problem.fidelity.y
-        scaled = replace(
-            problem, fidelity=cl.WeightedL2(y, torch.full_like(y, w)), weight=w * problem.weight
-        )
-        records = cl.solve(scaled, method=cl.PDHG(), stop=stop).history.records
-        found.append(torch.stack([torch.stack([r.objective / w, r.gap]) for r in records]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-9)
