@@ -334,35 +334,6 @@ def fista(initial, f, g, iterations, step=None):
     return old, values
 
 
-def pdhg(f, g, operator, iterations, theta=1.0):
-    """CIL's order of calls: proximal_conjugate(y_tmp, sigma, out=y), then proximal(x_tmp, out=x).
-
-    Returns the image, and for the start and each iteration the primal objective, the dual one, and
-    the gap.
-    """
-    tau = sigma = 1.0 / operator.norm()
-    x_old, x, x_tmp = (operator.domain_geometry().allocate(0) for _ in range(3))
-    y, y_tmp = (operator.range_geometry().allocate(0) for _ in range(2))
-    values = []
-    for iteration in range(iterations + 1):
-        if iteration:
-            x_old.sapyb(1 + theta, x, -theta, out=x_tmp)
-            operator.direct(x_tmp, out=y_tmp)
-            y_tmp.sapyb(sigma, y, 1.0, out=y_tmp)
-            f.proximal_conjugate(y_tmp, sigma, out=y)
-            operator.adjoint(y, out=x_tmp)
-            x_tmp.sapyb(-tau, x_old, 1.0, out=x_tmp)
-            g.proximal(x_tmp, tau, out=x)
-            x_old, x = x, x_old
-        operator.direct(x_old, out=y_tmp)
-        operator.adjoint(y, out=x_tmp)
-        x_tmp.multiply(-1.0, out=x_tmp)
-        primal = f(y_tmp) + g(x_old)
-        dual = -(f.convex_conjugate(y) + g.convex_conjugate(x_tmp))
-        values.append((primal, dual, primal - dual))
-    return x_old, values
-
-
 class FISTA:
     """The algorithm as an object."""
 

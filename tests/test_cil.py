@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -80,24 +79,6 @@ def test_their_algorithms_reach_the_certified_optimum(adapter, algorithm):
         assert primal == pytest.approx(f(x) + R(x), rel=1e-5)
         assert np.isnan([dual, gap]).all()  # no bound is better than a wrong one
     assert float(best.lower_bound) <= f(x) + R(x) <= 1.02 * float(best.objective)
-
-
-def test_pdhg_starts_at_zeros_with_the_regularizer_behind_the_operator(adapter):
-    """Its first proximal point is that of an image of zeros, which is known at once."""
-    x = container(picture())
-    eye = cil.MatrixOperator(np.eye(64), x.geometry, x.geometry)
-    network = cl.networks.ridge(channels=4, kernel=3, smoothing=0.1).float()
-    R, data = WEIGHT * adapter.RegularizerFunction(network), 0.5 * cil.L2NormSquared(x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _, values = cil.pdhg(R, data, eye, 20)
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(torch.from_numpy(x.array)[None, None]), regularizer=network,
-        weight=WEIGHT,
-    )  # fmt: skip
-    best = cl.solve(problem, stop=cl.StopWhen(gap=1e-4))
-    rounded = values[-1][0]  # to single precision
-    assert (1 - 1e-6) * float(best.lower_bound) <= rounded <= 1.001 * float(best.objective)
 
 
 def test_a_smooth_regularizer_stands_beside_the_data_term(adapter):

@@ -77,13 +77,13 @@ def agree(problem: cl.VariationalProblem, **options) -> None:
         wild_duals_stay_below(problem, value, torch.as_tensor(minimiser))
 
 
-BOXES = list(zoo.BOXES)
 GAPS = ("masked L2", "weighted L2")  # unseen pixels without bounds may want to go to infinity
 FIXED = [
-    (a, h, f, "box" if f in GAPS else BOXES[(i + j + k) % 3])
-    for i, a in enumerate([*zoo.ARCHITECTURES, "residual last"])
-    for j, h in enumerate(MONOTONE if i else NAMED)
-    for k, f in enumerate([*zoo.FIDELITIES, "weighted L2"])
+    (a, h, f, box)
+    for a in [*zoo.ARCHITECTURES, "residual last"]
+    for h in (NAMED if a == "plain" else MONOTONE)
+    for f in [*zoo.FIDELITIES, "weighted L2"]
+    for box in (["box"] if f in GAPS else zoo.BOXES)
     if a != "residual last" or h in ("leaky", "smoothed")
 ]
 READING = [
@@ -94,20 +94,10 @@ READING = [
 ]
 
 
-@pytest.mark.sampled(37)
+@pytest.mark.sampled(79)
 @pytest.mark.parametrize("case", FIXED + READING, ids=", ".join)
 def test_the_optimum_is_that_of_an_independent_solver(case):
     architecture, activation, fidelity, box = case
-    agree(zoo.problem(architecture, NAMED[activation], fidelity, box))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("box", zoo.BOXES)
-@pytest.mark.parametrize("case", FIXED, ids=", ".join)
-def test_with_every_other_box(case, box):
-    architecture, activation, fidelity, done = case
-    if box == done or fidelity in GAPS:
-        pytest.skip("done, or without a minimiser")
     agree(zoo.problem(architecture, NAMED[activation], fidelity, box))
 
 
@@ -249,14 +239,6 @@ def test_a_batch_of_three_is_three_single_runs(name, case):
         assert int(together.iterations[i]) == int(alone.iterations[0])
         torch.testing.assert_close(together.x[i], alone.x[0], rtol=0, atol=1e-8)
         torch.testing.assert_close(together.gap[i], alone.gap[0], rtol=1e-5, atol=1e-10)
-
-
-def test_images_of_a_batch_stop_at_their_own_time():
-    problem = zoo.problem("plain", cl.LeakyReLU(0.2), "L2", batch=4)
-    solution = cl.solve(problem, stop=cl.StopWhen(gap=1e-6, check_every=1))
-    assert set(solution.status) == {cl.Status.CONVERGED}
-    assert len(set(solution.iterations.tolist())) > 1
-    assert (solution.gap <= 1e-6).all()
 
 
 @pytest.mark.sampled(2)
@@ -663,16 +645,6 @@ def test_nmapg_accepts_by_its_own_rule(decrease):
         level, q = (0.8 * q * level + objective) / (0.8 * q + 1), 0.8 * q + 1
 
 
-@pytest.mark.parametrize("name", ["nmapg", "lbfgs"])
-def test_levels_never_rise_above_the_start(name):
-    problem = zoo.problem("deep", SMOOTH, "KL", "x >= 0")
-    stop = cl.StopWhen(gap=None, max_iterations=40, check_every=1)
-    found = cl.solve(problem, method=METHODS[name], stop=stop).history["objective"][:, 0]
-    assert (found <= found[0]).all()
-    if name == "lbfgs":
-        assert (found.diff() <= 1e-12 * found[0]).all()
-
-
 # Certificates
 
 
@@ -777,25 +749,6 @@ def test_scans_take_few_iterations():
         )
         solution = cl.solve(problem, stop=cl.StopWhen(gap=gap, max_iterations=most))
         assert solution.status == (cl.Status.CONVERGED,), str(solution)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "task", "iterations"),
-    [
-        ("faces-inpainting-bilevel", cl.tasks.Inpainting(0.3, 0.03), 60),
-        ("faces-denoising", cl.tasks.SaltAndPepper(), 180),
-        ("photo-any-size", cl.tasks.Inpainting(0.3, 0.03), 50),
-        ("photo-any-size", cl.tasks.SaltAndPepper(), 80),
-    ],
-)
-def test_a_certified_gap_takes_few_iterations(name, task, iterations):
-    """Nothing is tuned for the picture. Limits are above what test images need."""
-    network = cl.load(name)
-    data = task.measure(cl.images.load_example("camera"), [torch.Generator().manual_seed(0)])
-    weight = network.card.weights.get(task.name, network.card.weight)
-    stop = cl.StopWhen(gap=1e-3, max_iterations=iterations)
-    assert cl.solve(data.problem(network, weight), stop=stop).status == (cl.Status.CONVERGED,)
 
 
 @pytest.mark.slow

@@ -79,14 +79,6 @@ def test_without_jacobian_there_may_be_a_direction_of_ascent():
     assert compare(JacobianFree(), "baseline, masked L2")[0] < -0.2
 
 
-def test_where_gradient_steps_fail():
-    """The kinks of the data term, or of the network, are not seen by a gradient step."""
-    assert compare(JacobianFree(), "baseline, L1")[0] < 0.5
-    assert compare(JacobianFree(), "baseline with kinks, L1")[0] < 0.5
-    assert compare(Unrolled(50), "baseline, L1")[0] < 0.9
-    assert compare(Unrolled(50), "ridge with kinks, masked L2")[0] < 0.5
-
-
 def test_the_error_of_the_value_function_shrinks_with_b():
     for name in ("baseline, masked L2", "ridge, masked L2", "baseline with kinks, L2"):
         errors = [error(value_function(b), name) for b in (1e-1, 1e-2, 1e-3)]
@@ -106,13 +98,6 @@ def test_images_of_a_batch_have_surrogates_of_their_own():
             one = replace(problem, fidelity=cl.SquaredL2(both.fidelity.y[i : i + 1]))
             alone = strategy.surrogate(one, cl.solve(one, stop=stop), truths[i : i + 1])
             torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=1e-3)
-
-
-def test_the_second_solve_may_take_another_method():
-    strategy = ValueFunction(1e-3, gap=1e-10, max_iterations=3000, method=cl.LBFGS())
-    cosine, ratio = compare(strategy, "ridge, masked L2")
-    assert cosine > 0.999
-    assert ratio == pytest.approx(1, abs=0.03)
 
 
 # The weight of the problem
@@ -135,14 +120,6 @@ def test_a_learned_weight(strategy, names, tolerance):
         surrogate = strategy.surrogate(replace(at.problem, weight=weight), at.solution, at.truth)
         (ours,) = torch.autograd.grad(surrogate.sum(), weight)
         assert float(ours) == pytest.approx(at.by_weight, rel=tolerance), name
-
-
-def test_a_learned_weight_without_jacobian_has_the_right_sign():
-    at = case("baseline, L2")
-    weight = torch.tensor(at.problem.weight, requires_grad=True)
-    surrogate = JacobianFree().surrogate(replace(at.problem, weight=weight), at.solution, at.truth)
-    (ours,) = torch.autograd.grad(surrogate.sum(), weight)
-    assert float(ours) * at.by_weight > 0
 
 
 # Errors

@@ -111,17 +111,6 @@ def test_stages_of_any_size_start_where_the_one_before_ended(stage):
     assert cl.models.card("photo-any-size").weights[task.name] / weight == 1
 
 
-def test_colour_goes_channel_by_channel():
-    """A batch of three planes is three problems, solved as one."""
-    planes = torch.cat([part_of(name) for name in ("astronaut", "camera", "coffee")])
-    network = cl.load("photo-any-size")
-    generators = [torch.Generator().manual_seed(i) for i in range(3)]
-    measurement = GaussianDenoising().measure(planes, generators)
-    solution = cl.solve(measurement.problem(network, network.card.weight))
-    assert (solution.gap <= 1e-3).all()
-    assert (psnr(solution.x, planes) > psnr(measurement.picture, planes) + 4).all()
-
-
 @pytest.mark.parametrize("name", ["photo", "photo-open"])
 def test_a_pattern_of_single_pixels_is_kept(name):
     """A training without patterns took a checkerboard for noise, and made it flat grey."""
