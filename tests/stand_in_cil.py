@@ -1,8 +1,8 @@
 """A stand-in for CIL 24 and its successors, with what ``convexlift.cil`` and its users call.
 
 CIL itself is installed with conda only, which tests do not need. Signatures, returned values, what
-happens in place, the order of calls in FISTA and PDHG, and what is refused follow its source:
-``algorithms/{Algorithm,FISTA,PDHG}.py``, ``functions/{Function,LeastSquares,L2NormSquared}.py`` and
+happens in place, the order of calls in FISTA, and what is refused follow its source:
+``algorithms/{Algorithm,FISTA}.py``, ``functions/{Function,LeastSquares,L2NormSquared}.py`` and
 ``framework/{data_container,image_geometry,block}.py``.
 """
 
@@ -192,15 +192,6 @@ class Scaled(Function):
     def proximal(self, x, tau, out=None):
         return self.function.proximal(x, tau * self.scalar, out=out)
 
-    def proximal_conjugate(self, x, tau, out=None):
-        return _moreau(self.function.proximal, x, tau, self.scalar / tau, out)
-
-    def convex_conjugate(self, x):
-        x.divide(self.scalar, out=x)
-        value = self.function.convex_conjugate(x)
-        x.multiply(self.scalar, out=x)
-        return self.scalar * value
-
 
 class LeastSquares(Function):
     """c |A x - b|^2, with c = 1 unless it is given."""
@@ -236,13 +227,6 @@ class L2NormSquared(Function):
 
     def gradient(self, x, out=None):
         return x.sapyb(2, self.b, -2, out=out)
-
-    def proximal(self, x, tau, out=None):
-        share = 1 / (1 + 2 * tau)
-        return x.sapyb(share, self.b, 1 - share, out=out)
-
-    def convex_conjugate(self, x):
-        return 0.25 * x.dot(x) + x.dot(self.b)
 
 
 class IndicatorBox(Function):

@@ -55,7 +55,10 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path):
 def test_psnr_by_hand():
     truth = torch.zeros(2, 1, 2, 2)
     x = torch.stack([torch.full((1, 2, 2), 0.1), torch.full((1, 2, 2), 0.01)])
-    torch.testing.assert_close(images.psnr(x, truth), torch.tensor([20.0, 40.0]))
+    for one_or_many in (truth, truth[:1]):
+        torch.testing.assert_close(images.psnr(x, one_or_many), torch.tensor([20.0, 40.0]))
+    assert images.psnr(x, x).tolist() == [math.inf, math.inf]
+    assert images.ssim(x, x).isnan().all()  # smaller than its window
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,12 @@ def state(**changes):
             r"not fit images of shape \(1, 16, 16\)",
         ),
         ({"fidelity": cl.SquaredL2(Y.flatten(1))}, r"\(batch, channels, H, W\)"),
-        ({"operator": cl.Mask(torch.ones(5, 5))}, r"images of \(1, 8, 8\): it is for \(1, 5, 5\)"),
         (
-            {"operator": cl.Mask(torch.ones(2, 1, 8, 8))},
+            {"operator": cl.Mask(torch.ones_like(Y)[..., :5, :5])},
+            r"images of \(1, 8, 8\): it is for \(1, 5, 5\)",
+        ),
+        (
+            {"operator": cl.Mask(torch.ones_like(Y).repeat(2, 1, 1, 1))},
             r"to data of \(2, 1, 8, 8\), but the data have \(1, 1, 8, 8\)",
         ),
         (

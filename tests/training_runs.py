@@ -50,6 +50,15 @@ def crops(count: int, size: int = 16) -> ImageSet:
     return ImageSet.from_tensors(parts)
 
 
+def waves(count: int = 2, size: int = 12) -> ImageSet:
+    """Smooth pictures."""
+    grid = torch.linspace(0, 1, size)
+    waves = [
+        0.5 + 0.3 * torch.sin(4 * grid + i)[:, None] * torch.cos(3 * grid) for i in range(count)
+    ]
+    return ImageSet.from_tensors(waves)
+
+
 def ingredients(kind: str, batch_size: int = 4):
     """Network, objective, batches and validation of a kind of training."""
     torch.manual_seed(3)
