@@ -47,7 +47,7 @@ def shared(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(5)
-def test_two_processes_take_the_steps_of_one(shared, kind):
+def test_two_processes_take_the_steps_of_one_also_after_a_restart(shared, kind):
     torch.set_default_dtype(torch.float64)  # rounding is then far below the tolerance
     alone = training_runs.run(kind, None)
     found = rows(shared / kind)
