@@ -1,8 +1,8 @@
 """A stand-in for CIL 24 and its successors, with what ``convexlift.cil`` and its users call.
 
 CIL itself is installed with conda only, which tests do not need. Signatures, returned values, what
-happens in place, the order of calls in FISTA and PDHG, and what is refused follow its source:
-``algorithms/{Algorithm,FISTA,PDHG}.py``, ``functions/{Function,LeastSquares,L2NormSquared}.py`` and
+happens in place, the order of calls in FISTA, and what is refused follow its source:
+``algorithms/{Algorithm,FISTA}.py``, ``functions/{Function,LeastSquares,L2NormSquared}.py`` and
 ``framework/{data_container,image_geometry,block}.py``.
 """
 
@@ -192,15 +192,6 @@ class Scaled(Function):
     def proximal(self, x, tau, out=None):
         return self.function.proximal(x, tau * self.scalar, out=out)
 
-    def proximal_conjugate(self, x, tau, out=None):
-        return _moreau(self.function.proximal, x, tau, self.scalar / tau, out)
-
-    def convex_conjugate(self, x):
-        x.divide(self.scalar, out=x)
-        value = self.function.convex_conjugate(x)
-        x.multiply(self.scalar, out=x)
-        return self.scalar * value
-
 
 class LeastSquares(Function):
     """c |A x - b|^2, with c = 1 unless it is given."""
@@ -236,13 +227,6 @@ class L2NormSquared(Function):
 
     def gradient(self, x, out=None):
         return x.sapyb(2, self.b, -2, out=out)
-
-    def proximal(self, x, tau, out=None):
-        share = 1 / (1 + 2 * tau)
-        return x.sapyb(share, self.b, 1 - share, out=out)
-
-    def convex_conjugate(self, x):
-        return 0.25 * x.dot(x) + x.dot(self.b)
 
 
 class IndicatorBox(Function):
@@ -332,35 +316,6 @@ def fista(initial, f, g, iterations, step=None):
         old, x = x, old
         values.append(f(old) + g(old))
     return old, values
-
-
-def pdhg(f, g, operator, iterations, theta=1.0):
-    """CIL's order of calls: proximal_conjugate(y_tmp, sigma, out=y), then proximal(x_tmp, out=x).
-
-    Returns the image, and for the start and each iteration the primal objective, the dual one, and
-    the gap.
-    """
-    tau = sigma = 1.0 / operator.norm()
-    x_old, x, x_tmp = (operator.domain_geometry().allocate(0) for _ in range(3))
-    y, y_tmp = (operator.range_geometry().allocate(0) for _ in range(2))
-    values = []
-    for iteration in range(iterations + 1):
-        if iteration:
-            x_old.sapyb(1 + theta, x, -theta, out=x_tmp)
-            operator.direct(x_tmp, out=y_tmp)
-            y_tmp.sapyb(sigma, y, 1.0, out=y_tmp)
-            f.proximal_conjugate(y_tmp, sigma, out=y)
-            operator.adjoint(y, out=x_tmp)
-            x_tmp.sapyb(-tau, x_old, 1.0, out=x_tmp)
-            g.proximal(x_tmp, tau, out=x)
-            x_old, x = x, x_old
-        operator.direct(x_old, out=y_tmp)
-        operator.adjoint(y, out=x_tmp)
-        x_tmp.multiply(-1.0, out=x_tmp)
-        primal = f(y_tmp) + g(x_old)
-        dual = -(f.convex_conjugate(y) + g.convex_conjugate(x_tmp))
-        values.append((primal, dual, primal - dual))
-    return x_old, values
 
 
 class FISTA:

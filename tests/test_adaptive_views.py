@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +14,11 @@ from zoo import NOISE, Constant, guided
 
 import convexlift as cl
 from convexlift.cli import app
-from convexlift.images import WEIGHT_CAPTION, load_image, save_image, weight_picture
-from convexlift.networks import AdaptiveNetwork, Guide
+from convexlift.images import load_image, save_image
+from convexlift.networks import AdaptiveNetwork
 from convexlift.problems.claims import CAVEAT
 
 PREMISE = "given the weights that the guide read from these data, "
-DOCS = Path(__file__).parent.parent / "docs"
 
 
 def denoising(batch: int = 2) -> cl.VariationalProblem:
@@ -30,28 +27,6 @@ def denoising(batch: int = 2) -> cl.VariationalProblem:
     return cl.VariationalProblem(
         fidelity=cl.SquaredL2(y), regularizer=guided(), weight=1.0, noise=NOISE
     )
-
-
-class Edges(Guide, name="EdgesOfTests"):
-    """Small numbers where the picture is not flat: what a trained guide does."""
-
-    in_channels, outputs = 1, 4
-
-    def forward(self, picture, noise, seen):
-        steps = torch.zeros_like(picture)
-        steps[..., 1:] = (picture[..., 1:] - picture[..., :-1]).abs()
-        return (3 - 8 * steps / noise).expand(-1, 4, -1, -1)
-
-
-def edges() -> AdaptiveNetwork:
-    return AdaptiveNetwork(list(guided().layers), Edges())
-
-
-def half_flat(size: int = 24) -> torch.Tensor:
-    """Stripes on the left, a flat surface on the right."""
-    picture = torch.full((1, 1, size, size), 0.5)
-    picture[..., 1 : size // 2 : 2] = 0.9
-    return picture
 
 
 @pytest.fixture
@@ -89,32 +64,19 @@ def test_the_map_of_a_constant_guide_is_its_number(number):
     torch.testing.assert_close(shown, torch.full((1, 1, 5, 6), 0.01 + 0.99 * share))
 
 
-def test_it_is_dark_where_there_is_detail():
-    picture = weight_picture(edges().condition(half_flat(), NOISE).weight_map)[0, 0]
-    assert float(picture[:, 1:12].max()) < 0.1
-    assert float(picture[:, 13:].min()) > 0.9
-    assert WEIGHT_CAPTION == "Bright: smoothed strongly; dark: detail kept"
-
-
-def test_fixed_regularizers_have_no_map():
-    solution = cl.solve(
-        cl.VariationalProblem(
-            fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)), regularizer=cl.TotalVariation(), weight=1
-        )
-    )
-    assert solution.weight_map is None
-    result = cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, tolerance=1e-2)
-    assert result.weight_map is None
+def test_fixed_regularizers_have_no_map_and_need_no_premise(tmp_path):
     with pytest.raises(ValueError, match="tv does not read them; leave it out"):
         cl.reconstruct(noisy(), regularizer="tv", sigma=0.05, weight_map=True)
-
-
-def test_maps_are_not_part_of_proofs(tmp_path):
-    import safetensors.numpy
-
-    path = cl.solve(denoising()).proof.save(tmp_path / "x.proof")
-    names = [n for n in safetensors.numpy.load(path.read_bytes()) if n.startswith("network.")]
-    assert sorted(names) == ["network.layers.0.skip.weight", "network.output"]
+    problem = cl.VariationalProblem(
+        fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)), regularizer=cl.TotalVariation(), weight=0.1
+    )
+    solution = cl.solve(problem)
+    assert solution.weight_map is None
+    assert solution.meaning == ("no image in the box has an objective below the lower bound",)
+    (verdict,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
+    assert verdict.premise == ""
+    for text in (str(solution), str(cl.explain(problem)), str(verdict)):
+        assert "given" not in text
 
 
 @pytest.mark.parametrize("batch", [1, 2, "auto"])
@@ -174,18 +136,6 @@ def test_every_text_about_a_certificate_has_the_premise(tmp_path):
     assert f"; {PREMISE}no image in the box is below" in str(verdicts[0])
 
 
-def test_other_regularizers_need_no_premise(tmp_path):
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(torch.rand(1, 1, 8, 8)), regularizer=cl.TotalVariation(), weight=0.1
-    )
-    solution = cl.solve(problem)
-    assert solution.meaning == ("no image in the box has an objective below the lower bound",)
-    (verdict,) = cl.verify(solution.proof.save(tmp_path / "x.proof"))
-    assert verdict.premise == ""
-    for text in (str(solution), str(cl.explain(problem)), str(verdict)):
-        assert "given" not in text
-
-
 def test_the_command_line_says_it_once(files):
     (files / "photos").mkdir()
     for i in range(2):
@@ -207,21 +157,7 @@ def test_the_command_line_says_it_once(files):
     assert "given the weights" not in run(*words, "--force").output
 
 
-@pytest.mark.parametrize("page", ["regularizers.md", "faq.md", "proofs.md", "web-page.md"])
-def test_the_documentation_has_the_premise(page):
-    assert PREMISE.strip(", ") in " ".join((DOCS / page).read_text().split())
-
-
 # Strength
-
-
-def test_more_strength_makes_smoother_images():
-    y = torch.from_numpy(noisy(sigma=NOISE)).float()
-    roughness = []
-    for strength in (0.5, 1.0, 2.0):
-        result = cl.reconstruct(y, regularizer=guided().float(), sigma=NOISE, strength=strength)
-        roughness.append(float(result.solution.history["regularizer"][-1, 0]))
-    assert roughness == sorted(roughness, reverse=True)
 
 
 def test_strength_multiplies_what_a_rule_finds():
@@ -235,13 +171,8 @@ def test_the_command_line_prints_the_strength(files):
     result = reconstruct("--strength", "1.5")
     assert "weight 1.5 (the regularizer scales with the noise; strength 1.5);" in result.output
     assert one_record(files, "out")["settings"]["strength"] == 1.5
-    weights = []
-    for strength, said in (("1", ""), ("0.5", r"; strength 0\.5")):
-        result = run("denoise", "noisy.png", "-o", f"tv-{strength}.png", "--sigma", "0.1",
-                     "--strength", strength)  # fmt: skip
-        shown = rf"weight ([\d.]+) \(of the card, scaled to noise and texture{said}\)"
-        weights.append(float(re.search(shown, result.output)[1]))
-    assert weights[1] == pytest.approx(weights[0] / 2, rel=1e-2)
+    fixed = run("denoise", "noisy.png", "-o", "tv.png", "--sigma", "0.1", "--strength", "0.5")
+    assert "(of the card, scaled to noise and texture; strength 0.5)" in fixed.output
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, math.inf, "2", True, None, [1.0]])

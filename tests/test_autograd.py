@@ -240,37 +240,6 @@ def test_gradients_reach_the_guide_of_an_adaptive_network(options):
     assert sum(bool(g.any()) for g in gradients) > 0.5 * len(gradients)
 
 
-def test_a_model_with_a_solve_inside_is_trained():
-    """A layer before the solve, R itself, its weight, and a layer after it."""
-    torch.manual_seed(0)
-
-    class Denoiser(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.before, self.after = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1)
-            for layer in (self.before, self.after):
-                nn.init.dirac_(layer.weight)
-            self.net, self.log_weight = ridge(), nn.Parameter(torch.tensor(-3.0))
-
-        def forward(self, y):
-            problem = state_of(self.before(y), self.net, weight=self.log_weight.exp())
-            return self.after(cl.solve(problem, differentiable=True).x)
-
-    model, truth = Denoiser(), torch.linspace(0, 1, 8).repeat(2, 1, 8, 1)
-    y = truth + 0.2 * torch.randn(truth.shape)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
-    losses = []
-    for _ in range(8):
-        optimiser.zero_grad()
-        loss = (model(y) - truth).square().mean()
-        loss.backward()
-        assert all(bool(p.grad.any()) for p in model.parameters())
-        optimiser.step()
-        model.net.project_()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
-
-
 def test_only_the_image_carries_gradients_and_once():
     y = pixels().requires_grad_()
     solution = cl.solve(state_of(y, ridge()), differentiable=True)
@@ -284,15 +253,6 @@ def test_only_the_image_carries_gradients_and_once():
     assert torch.equal(plain.x, solution.x)
     frozen = ridge().requires_grad_(False)
     assert not cl.solve(state_of(pixels(), frozen), differentiable=True).x.requires_grad
-
-
-def test_without_gradients_in_general_there_are_none_here():
-    """As in a loop that validates a model."""
-    problem = state_of(pixels().requires_grad_(), ridge())
-    with torch.no_grad():
-        found = cl.solve(problem, differentiable=True)
-        assert not found.x.requires_grad
-        assert torch.equal(found.x, cl.solve(problem).x)
 
 
 def test_networks_are_solved_with_as_they_are():

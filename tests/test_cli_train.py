@@ -78,7 +78,7 @@ def test_a_run_from_beginning_to_end(here, finished):
     assert f"cl.load('{folder / 'model'}')" in result.output
 
 
-def test_a_used_folder_is_refused(here, finished):
+def test_a_used_folder_is_refused_unless_torchrun_restarts_a_run(here, finished, monkeypatch):
     folder, _ = finished
     before = (folder / "model.safetensors").read_bytes()
     result = adversarial(here, folder)
@@ -87,6 +87,9 @@ def test_a_used_folder_is_refused(here, finished):
         f"convexlift: {folder} holds the checkpoint of an earlier training. Continue with "
         f"convexlift train adversarial --resume {folder}, or name another folder with --output.\n"
     )
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # after a process was lost
+    assert adversarial(here, folder).exit_code == 2  # with other options
+    assert adversarial(here, folder, "--validate-every", 2).exit_code == 0
     assert (folder / "model.safetensors").read_bytes() == before
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from model_files import same, save_toy
+from model_files import save_toy
 
 import convexlift as cl
 
@@ -50,10 +50,6 @@ def truncate(path):
     file.write_bytes(file.read_bytes()[:-9])
 
 
-def truncate_with_its_hash(path):
-    rewrite(path, path.with_suffix(".safetensors").read_bytes()[:-9])
-
-
 def change_a_byte(path):
     data = bytearray(path.with_suffix(".safetensors").read_bytes())
     data[-3] ^= 1
@@ -62,10 +58,6 @@ def change_a_byte(path):
 
 def put_a_pickle(path):
     path.with_suffix(".safetensors").write_bytes(pickle.dumps({"output": [1.0]}))
-
-
-def put_a_pickle_with_its_hash(path):
-    rewrite(path, pickle.dumps({"output": [1.0]}))
 
 
 def put_a_torch_file_with_its_hash(path):
@@ -114,10 +106,6 @@ def drop_field(path):
 W = "layers.1.previous.weight"
 PROBLEMS = {
     "truncated": (truncate, r"toy\.safetensors is not the file that toy\.json describes"),
-    "truncated, hash": (
-        truncate_with_its_hash,
-        r"toy\.safetensors: not a readable safetensors file",
-    ),
     "changed byte": (change_a_byte, r"One of the two was damaged, changed or copied alone"),
     "changed hash": (field("sha256", "0" * 64), r"its SHA-256 is \w{12}..., not 000000000000"),
     "hash no text": (field("sha256", 3), r"toy\.json: model\.sha256 must be a string, got 3"),
@@ -139,10 +127,7 @@ PROBLEMS = {
         tensor("layers.0.bias", lambda t: t[:2].clone()),
         r"layers\.0\.bias is float64 of shape \(2,\), but in its architecture .*\(3,\)",
     ),
-    "one dtype": (
-        tensor("output", torch.Tensor.float),
-        "one precision .* are float32, float64",
-    ),
+    "one dtype": (tensor("output", torch.Tensor.float), "one precision .* are float32, float64"),
     "integers": (tensor("output", torch.Tensor.long), r"the tensor output is int64 .*float64"),
     "dtype of all": (
         lambda path: retensor(path, lambda ts: ts.update({n: t.bfloat16() for n, t in ts.items()})),
@@ -160,24 +145,10 @@ PROBLEMS = {
         lambda path: edit_json(path, lambda c: c["tensors"]["output"].update(shape=[9])),
         r"the tensor output is float64 of shape \(4,\), but in its description .*\(9,\)",
     ),
-    "layout no list": (
-        lambda path: edit_json(path, lambda c: c["tensors"]["output"].update(shape="(4,)")),
-        r"toy\.json: model\.tensors\.output\.shape must be a list",
-    ),
-    "other sizes": (
-        lambda path: edit_json(path, lambda c: c["architecture"]["layers"][0].update(channels=9)),
-        r"toy\.json: network: layer 1 has channels=9",
-    ),
     "activation": (activation("Swish"), r"toy\.json: network\.layers\[0\].*'Swish' is unknown"),
     "later version": (field("version", 2), r"toy\.json: the format has version 2, but .* reads 1"),
-    "no version": (field("version", None), r"the format has version None"),
     "other format": (field("format", "x"), r"not a model: it does not say"),
     "garbage": (text("{not json"), r"toy\.json: not valid JSON \(Expecting"),
-    "binary": (
-        lambda path: path.with_suffix(".json").write_bytes(b"\xff\xfe\x00"),
-        r"toy\.json: not valid JSON",
-    ),
-    "empty": (text(""), r"toy\.json: not valid JSON"),
     "a list": (text("[]"), r"toy\.json: not a model"),
     "deep": (text("[" * 100_000), r"toy\.json: not valid JSON"),
     "NaN in JSON": (text('{"format": NaN}'), r"NaN is not a number in JSON"),
@@ -185,7 +156,6 @@ PROBLEMS = {
     "missing field": (drop_field, r"toy\.json: model lacks the field tensors"),
     "card": (field("card", {"name": 3}), r"toy\.json: card\.name must be a string, got 3"),
     "a pickle": (put_a_pickle, r"is not the file that toy\.json describes"),
-    "a pickle, hash": (put_a_pickle_with_its_hash, "not a readable safetensors file"),
     "a torch file": (put_a_torch_file_with_its_hash, "not a readable safetensors file"),
 }
 
@@ -254,17 +224,3 @@ def test_a_damaged_pair_is_refused_by_name(problem, saved, monkeypatch):
         monkeypatch.setattr(module, name, never)
     with pytest.raises(ValueError, match=message):
         cl.load(path)
-
-
-def test_loading_never_unpickles(saved, monkeypatch):
-    net, path = saved
-
-    def never(*_, **__):
-        raise AssertionError("unpickling")
-
-    for module, name in (
-        *((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")),
-        *((torch, "load"), (torch.serialization, "load")),
-    ):
-        monkeypatch.setattr(module, name, never)
-    assert same(net, cl.load(path))

@@ -39,18 +39,12 @@ def test_the_value_function_is_right_for_every_network(name):
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-@pytest.mark.parametrize("linear_solver", ["cg", "minres"])
-def test_implicit_differentiation_is_right_for_smooth_networks(name, linear_solver):
-    cosine, ratio = compare(implicit(linear_solver), name)
-    assert cosine > 0.9999
-    assert ratio == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-def test_the_default_damping_changes_little(name):
-    cosine, ratio = compare(Implicit(), name)
-    assert cosine > 0.999
-    assert ratio == pytest.approx(1, abs=0.02)
+@pytest.mark.parametrize("strategy", [implicit("cg"), implicit("minres"), Implicit()], ids=repr)
+def test_implicit_differentiation_is_right_for_smooth_networks(name, strategy):
+    """The default damping changes little."""
+    cosine, ratio = compare(strategy, name)
+    assert cosine > (0.999 if strategy == Implicit() else 0.9999)
+    assert ratio == pytest.approx(1, abs=0.02 if strategy == Implicit() else 0.01)
 
 
 @pytest.mark.sampled(5)
@@ -68,23 +62,14 @@ def test_unrolling_tends_to_implicit_differentiation(name):
     assert many < 0.005
 
 
-@pytest.mark.parametrize("name", ["baseline, L2", "ridge, masked L2"])
-def test_without_jacobian_there_may_be_a_direction_of_descent(name):
-    cosine, _ = compare(JacobianFree(), name)
-    assert 0.5 < cosine < 0.999
-
-
-def test_without_jacobian_there_may_be_a_direction_of_ascent():
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("baseline, L2", 0.5, 0.999), ("ridge, masked L2", 0.5, 0.999),
+     ("baseline, masked L2", -1.0, -0.2)],
+)  # fmt: skip
+def test_without_jacobian_there_may_be_a_direction_of_descent_or_ascent(name, low, high):
     """Missing pixels make the Hessian anything but a multiple of the identity."""
-    assert compare(JacobianFree(), "baseline, masked L2")[0] < -0.2
-
-
-def test_where_gradient_steps_fail():
-    """The kinks of the data term, or of the network, are not seen by a gradient step."""
-    assert compare(JacobianFree(), "baseline, L1")[0] < 0.5
-    assert compare(JacobianFree(), "baseline with kinks, L1")[0] < 0.5
-    assert compare(Unrolled(50), "baseline, L1")[0] < 0.9
-    assert compare(Unrolled(50), "ridge with kinks, masked L2")[0] < 0.5
+    assert low < compare(JacobianFree(), name)[0] < high
 
 
 def test_the_error_of_the_value_function_shrinks_with_b():
@@ -108,13 +93,6 @@ def test_images_of_a_batch_have_surrogates_of_their_own():
             torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=1e-3)
 
 
-def test_the_second_solve_may_take_another_method():
-    strategy = ValueFunction(1e-3, gap=1e-10, max_iterations=3000, method=cl.LBFGS())
-    cosine, ratio = compare(strategy, "ridge, masked L2")
-    assert cosine > 0.999
-    assert ratio == pytest.approx(1, abs=0.03)
-
-
 # The weight of the problem
 
 
@@ -135,14 +113,6 @@ def test_a_learned_weight(strategy, names, tolerance):
         surrogate = strategy.surrogate(replace(at.problem, weight=weight), at.solution, at.truth)
         (ours,) = torch.autograd.grad(surrogate.sum(), weight)
         assert float(ours) == pytest.approx(at.by_weight, rel=tolerance), name
-
-
-def test_a_learned_weight_without_jacobian_has_the_right_sign():
-    at = case("baseline, L2")
-    weight = torch.tensor(at.problem.weight, requires_grad=True)
-    surrogate = JacobianFree().surrogate(replace(at.problem, weight=weight), at.solution, at.truth)
-    (ours,) = torch.autograd.grad(surrogate.sum(), weight)
-    assert float(ours) * at.by_weight > 0
 
 
 # Errors

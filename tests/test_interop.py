@@ -9,7 +9,6 @@ import published_regularizers as published
 import pytest
 import safetensors.torch
 import torch
-import torch.nn.functional as F
 from published_regularizers import CASES, ORIGINAL, normal
 
 import convexlift as cl
@@ -93,27 +92,6 @@ def test_checkpoints_and_safetensors_hold_the_same(tmp_path):
             cl.interop.load(tmp_path / name)(x), expected, rtol=1e-12, atol=0
         )
     torch.testing.assert_close(cl.load(tmp_path / "checkpoint_3.pth")(x), expected)
-
-
-def test_zero_padding_between_convolutions_is_kept(tmp_path):
-    """One merged convolution would differ near the edges, and only there."""
-    state, _, network = converted("learned-regularizers-crr", tmp_path)
-    weights = [map_.weight for map_ in network.layers[0].skip.maps]
-    dirac = torch.zeros(1, 1, 13, 13)
-    dirac[0, 0, 6, 6] = 1
-    merged = published.chained(dirac, weights).flip(2, 3).transpose(0, 1)
-    x = torch.rand(1, 1, 24, 24)
-    ours, theirs = network.layers[0].skip(x), F.conv2d(x, merged, padding=6)
-    torch.testing.assert_close(ours[..., 6:-6, 6:-6], theirs[..., 6:-6, 6:-6])
-    assert not torch.allclose(ours, theirs)
-    assert "alpha" in state
-
-
-def test_the_card_says_where_a_network_came_from(tmp_path):
-    _, _, network = converted("goujon-crr", tmp_path)
-    assert network.card.name == "a"
-    assert "axgoujon/convex_ridge_regularizers" in network.card.summary
-    assert network.card.weights == {"published objective": 1.0}
 
 
 # What is refused

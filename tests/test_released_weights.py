@@ -69,16 +69,6 @@ def test_values_are_the_authors_up_to_the_constant(tmp_path, name, deeper, nu):
     assert cl.load(str(tmp_path / name)).output.dtype is torch.float32
 
 
-def test_a_reconstruction_with_it_is_certified(tmp_path):
-    torch.save(state_dict(), tmp_path / "reg_smoothed_icnn_ip_BL-PD.pt")
-    network = cl.load(tmp_path / "reg_smoothed_icnn_ip_BL-PD.pt", dtype=torch.float64)
-    y = torch.rand(1, 1, SIZE, SIZE)
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(y), regularizer=network, weight=0.1, box=(0, 1)
-    )
-    assert float(cl.solve(problem, stop=cl.StopWhen(gap=1e-3)).gap) <= 1e-3
-
-
 class Trap:
     """Runs a command when it is unpickled."""
 

@@ -17,8 +17,9 @@ from convexlift.tasks import (
     SaltAndPepper,
     SparseViewCT,
 )
-from convexlift.training import ImageSet, Validation, presets
+from convexlift.training import ImageSet, Validation
 
+pytestmark = pytest.mark.single_precision
 PROMISED = {
     "faces-denoising": "salt-and-pepper",
     "faces-inpainting-adversarial": "inpainting",
@@ -35,14 +36,6 @@ TV_WEIGHTS = {  # around the best ones for natural images
     "inpainting": (0.01, 0.014, 0.018),
     "salt-and-pepper": (0.5, 0.65, 0.8),
 }
-
-
-@pytest.fixture(autouse=True)
-def single_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(before)
 
 
 def part_of(name: str) -> torch.Tensor:
@@ -102,24 +95,6 @@ def test_any_size_beats_total_variation_on_pictures_it_has_not_seen(task):
 
     best = max(quality(cl.TotalVariation(), weight) for weight in TV_WEIGHTS[task])
     assert quality(network, network.card.weights[task]) > best + 0.1
-
-
-@pytest.mark.parametrize("stage", [presets.PHOTO_ANY_SIZE_SECOND, presets.PHOTO_ANY_SIZE])
-def test_stages_of_any_size_start_where_the_one_before_ended(stage):
-    """A start absorbs weight found / weight of the recipe: 1, since inpainting's is kept."""
-    task, weight = stage.tasks[0]
-    assert cl.models.card("photo-any-size").weights[task.name] / weight == 1
-
-
-def test_colour_goes_channel_by_channel():
-    """A batch of three planes is three problems, solved as one."""
-    planes = torch.cat([part_of(name) for name in ("astronaut", "camera", "coffee")])
-    network = cl.load("photo-any-size")
-    generators = [torch.Generator().manual_seed(i) for i in range(3)]
-    measurement = GaussianDenoising().measure(planes, generators)
-    solution = cl.solve(measurement.problem(network, network.card.weight))
-    assert (solution.gap <= 1e-3).all()
-    assert (psnr(solution.x, planes) > psnr(measurement.picture, planes) + 4).all()
 
 
 @pytest.mark.parametrize("name", ["photo", "photo-open"])

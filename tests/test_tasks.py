@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,7 +55,9 @@ def parts(task: Task, clean: torch.Tensor, *seeds: int) -> dict[str, torch.Tenso
 @every_task
 def test_a_sample_does_not_depend_on_its_batch(task):
     clean = images(4)
+    before = clean.clone()
     together = parts(task, clean, 3, 1, 4, 1)
+    assert torch.equal(clean, before)
     for i, seed in enumerate((3, 1, 4, 1)):
         alone = parts(task, clean[i : i + 1], seed)
         for name, value in alone.items():
@@ -62,14 +65,6 @@ def test_a_sample_does_not_depend_on_its_batch(task):
     reversed_order = parts(task, clean.flip(0), 1, 4, 1, 3)
     for name, value in reversed_order.items():
         torch.testing.assert_close(value.flip(0), together[name], atol=1e-15, rtol=1e-15)
-
-
-@every_task
-def test_the_clean_images_are_left_alone(task):
-    clean = images(2)
-    before = clean.clone()
-    task.measure(clean, generators(0, 1))
-    assert torch.equal(clean, before)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
@@ -132,36 +127,19 @@ def test_no_noise_gives_the_image():
 # Filling holes
 
 
-def filled_slowly(data: torch.Tensor, mask: torch.Tensor, size: int) -> torch.Tensor:
-    """Pixel by pixel, round by round."""
-    reach = size // 2
-    result = data * mask
-    for b in range(data.shape[0]):
-        for c in range(data.shape[1]):
-            values = {
-                (i, j): float(data[b, c, i, j])
-                for i in range(data.shape[2])
-                for j in range(data.shape[3])
-                if mask[b, 0, i, j] == 1
-            }
-            while True:
-                new = {}
-                for i in range(data.shape[2]):
-                    for j in range(data.shape[3]):
-                        around = [
-                            values[k, m]
-                            for k in range(i - reach, i + reach + 1)
-                            for m in range(j - reach, j + reach + 1)
-                            if (k, m) in values
-                        ]
-                        if (i, j) not in values and around:
-                            new[i, j] = sum(around) / len(around)
-                if not new:
-                    break
-                values |= new
-            for (i, j), value in values.items():
-                result[b, c, i, j] = value
-    return result
+def filled_slowly(plane: np.ndarray, seen: np.ndarray, size: int) -> np.ndarray:
+    """Pixel by pixel, round by round: the mean of what is known around a hole."""
+    plane = np.pad(np.where(seen, plane, np.nan), size // 2, constant_values=np.nan)
+    reach, inner = size // 2, np.ones(seen.shape, bool)
+    inner = np.pad(inner, reach)
+    while True:
+        before = plane.copy()
+        for i, j in np.argwhere(np.isnan(before) & inner):
+            around = before[i - reach : i + reach + 1, j - reach : j + reach + 1]
+            if not np.isnan(around).all():
+                plane[i, j] = np.nanmean(around)
+        if np.array_equal(before, plane, equal_nan=True):
+            return np.nan_to_num(plane[inner].reshape(seen.shape))
 
 
 @pytest.mark.parametrize("size", [3, 5])
@@ -173,7 +151,9 @@ def test_holes_are_filled_as_by_hand(size):
     mask[2] = 0  # nothing is seen
     mask[3] = 1
     ours = fill_from_neighbours(data, mask, size)
-    torch.testing.assert_close(ours, filled_slowly(data, mask, size))
+    for found, plane, seen in zip(ours, data.numpy(), mask[:, 0].numpy() == 1, strict=True):
+        expected = np.stack([filled_slowly(channel, seen, size) for channel in plane])
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert torch.equal(ours[2], torch.zeros(2, 9, 11))
     assert torch.equal(ours[3], data[3])
     torch.testing.assert_close(ours[1, 1], data[1, 1, 0, 0].expand(9, 11))
@@ -300,10 +280,7 @@ def test_every_image_needs_a_generator(task):
         (lambda: Inpainting(missing=-0.1), "Inpainting needs 0 <= missing <= 1"),
         (lambda: Inpainting(noise=math.inf), "Inpainting needs noise >= 0, got noise=inf"),
         (lambda: Inpainting(fill="mean"), "needs fill to be one of .* got 'mean'"),
-        (
-            lambda: Inpainting(mask=torch.ones(1, 1, 4, 4)),
-            r"one mask \(H, W\) for all images, got \(1, 1, 4, 4\)",
-        ),
+        (lambda: Inpainting(mask=torch.ones(1, 1, 4, 4)), r"for all images, got \(1, 1, 4, 4\)"),
         (
             lambda: Inpainting(mask=MASK).measure(images(1, 8, 8), generators(0)),
             "the mask is 12 x 10, but the images are 8 x 8",

@@ -29,18 +29,6 @@ def test_the_table_has_a_row_for_each_step(tmp_path):
             assert float(text[name]) == pytest.approx(value, rel=1e-8)
 
 
-def test_rows_after_the_checkpoint_are_not_kept_twice(tmp_path):
-    def crash():
-        raise RuntimeError("power cut")
-
-    options = TrainingOptions(6, checkpoint_every=2)
-    with pytest.raises(RuntimeError, match="power cut"):
-        quick(options, objective=Valley(crash, at=5), folder=tmp_path)
-    assert len(rows(tmp_path)) == 5
-    quick(options, folder=tmp_path, resume=True)
-    assert [row["step"] for row in rows(tmp_path)] == list("123456")
-
-
 @pytest.mark.parametrize("validated", [True, False])
 def test_tensorboard_reads_the_same_numbers(tmp_path, validated):
     """Those of steps that a crash undid are taken back; no others are lost."""

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import forked
 import pytest
@@ -53,7 +47,7 @@ def shared(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(5)
-def test_two_processes_take_the_steps_of_one(shared, kind):
+def test_two_processes_take_the_steps_of_one_also_after_a_restart(shared, kind):
     torch.set_default_dtype(torch.float64)  # rounding is then far below the tolerance
     alone = training_runs.run(kind, None)
     found = rows(shared / kind)
@@ -83,55 +77,6 @@ def test_threads_end_with_the_group(shared):
         threads = (shared / f"threads-{rank}.txt").read_text().split()
         assert threads
         assert not [name for name in threads if "gloo" in name]
-
-
-@pytest.mark.slow
-def test_a_lost_process_is_started_again_from_the_last_checkpoint(shared, tmp_path):
-    """Torchrun starts all of them again; the steps are those of a run that lost none."""
-
-    def begin(output, *more):
-        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *more]
-        words += ["-m", "convexlift", "train", "adversarial", shared / "pictures"]
-        words += ["--preset", "paper-salt-and-pepper", "--start-from", shared / "tiny"]
-        words += ["--output", output, "--batch-size", "2", "--held-out", "2", "--steps", "600"]
-        words += ["--device", "cpu"]
-        with (tmp_path / f"{output.name}.txt").open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, *map(str, words)], stdout=log, stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )  # fmt: skip
-
-    def ranks(launcher):
-        """Process ids by rank, as the children of torchrun say."""
-        found = {}
-        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-        for pid in children:
-            with contextlib.suppress(OSError):
-                entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                variables = dict(each.split(b"=", 1) for each in entries if b"=" in each)
-                if b"RANK" in variables:
-                    found[int(variables[b"RANK"])] = int(pid)
-        return found
-
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
-    launcher = begin(broken, "--max-restarts", "2")
-    try:
-        deadline = time.monotonic() + 200
-        while not (broken / "checkpoint.pt").exists() and time.monotonic() < deadline:
-            assert launcher.poll() is None, (tmp_path / "broken.txt").read_text()
-            time.sleep(0.02)
-        lost = ranks(launcher)[1]
-        os.kill(lost, signal.SIGKILL)
-        assert launcher.wait(300) == 0, (tmp_path / "broken.txt").read_text()
-    finally:
-        launcher.kill()
-        launcher.wait()
-    assert (tmp_path / "broken.txt").read_text().count("\nstep 0 of 600") <= 1
-    assert begin(whole).wait(300) == 0, (tmp_path / "whole.txt").read_text()
-    # Sums over two processes do not depend on their order: the same bits.
-    assert (whole / "log.csv").read_bytes() == (broken / "log.csv").read_bytes()
-    one, other = (cl.load(place / "model").state_dict() for place in (whole, broken))
-    assert same_weights(one, other)
 
 
 def test_one_process_of_the_command_line_talks_and_writes(shared):

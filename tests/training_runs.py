@@ -6,6 +6,7 @@ main("share", FOLDER)     in processes as torchrun starts them: runs of several 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -32,6 +33,7 @@ from convexlift.training import (
     start_from_filters_,
     train,
 )
+from convexlift.training.loop import StepReport
 
 KINDS = ("adversarial", "bilevel", "warm")
 SHORT = cl.StopWhen(gap=1e-3, max_iterations=20)
@@ -48,6 +50,15 @@ def crops(count: int, size: int = 16) -> ImageSet:
         top, left = (37 * k + 20) % (256 - size), (91 * k + 40) % (256 - size)
         parts.append(picture[top : top + size, left : left + size])
     return ImageSet.from_tensors(parts)
+
+
+def waves(count: int = 2, size: int = 12) -> ImageSet:
+    """Smooth pictures."""
+    grid = torch.linspace(0, 1, size)
+    waves = [
+        0.5 + 0.3 * torch.sin(4 * grid + i)[:, None] * torch.cos(3 * grid) for i in range(count)
+    ]
+    return ImageSet.from_tensors(waves)
 
 
 def ingredients(kind: str, batch_size: int = 4):
@@ -146,12 +157,23 @@ def break_runs(folder: Path) -> None:
     (folder / "found.json").write_text(json.dumps(found))
 
 
+def lose(report: StepReport) -> None:
+    """Ends every process, as torchrun does when it lost one."""
+    if report.step == 8:
+        raise ConnectionError
+
+
 def share_runs(folder: Path) -> None:
-    """Runs of every kind in the processes of torchrun, and one whose batch cannot be shared."""
+    """Runs of every kind in the processes of torchrun, and one whose batch cannot be shared.
+
+    Each ends after a step, and goes on from its last checkpoint.
+    """
     torch.set_default_dtype(torch.float64)
     with processes.process_group(torch.device("cpu")) as place:
         for kind in KINDS:
-            trained = run(kind, folder / kind)
+            with contextlib.suppress(ConnectionError):
+                run(kind, folder / kind, callback=lose)
+            trained = run(kind, folder / kind, resume=True)
             torch.save(trained.network.state_dict(), folder / f"{kind}-{place.rank}.pt")
         try:
             run("adversarial", None, batch_size=3)

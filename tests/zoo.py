@@ -25,7 +25,6 @@ SIZE = 8
 
 NAMED = {entry.name: entry.h for entry in parts.ACTIVATIONS if entry.name}
 MONOTONE = {name: h for name, h in NAMED.items() if h.nondecreasing}
-GROUPS = {name: h for name, h in NAMED.items() if h.group > 1}
 FIRST_LAYER_ONLY = {name: h for name, h in NAMED.items() if not h.nondecreasing}
 ACTIVATIONS = [entry.h for entry in parts.ONE_BY_ONE]
 
