@@ -206,5 +206,3 @@ def test_the_command_line_says_so_too(tmp_path):
     assert result.exit_code != 0
     assert "b.png is grey; use --regularizer photo-open" in " ".join(result.output.split())
     assert not (tmp_path / "c.png").exists()
-
-

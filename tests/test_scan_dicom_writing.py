@@ -12,7 +12,7 @@ import torch
 from scan_files import bundled, by_pydicom, ct_slice, save, save_series
 
 from convexlift import scans
-from convexlift.scans.dicom_writing import COPIED, MANDATORY, finest_slope
+from convexlift.scans.dicom_writing import MANDATORY, finest_slope
 
 
 def test_a_written_series_is_read_back(tmp_path):
@@ -64,20 +64,9 @@ def test_written_slices_name_their_source(tmp_path):
     assert software.Manufacturer == data.Manufacturer == "convexlift"
     assert data.DerivationDescription == "Total variation"
     assert data.file_meta.MediaStorageSOPInstanceUID == data.SOPInstanceUID
-    made_here = {
-        *("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "Modality", "ImageType"),
-        "SpecificCharacterSet",
-        *("SeriesNumber", "InstanceNumber", "SeriesDescription", "DerivationDescription"),
-        *("InstanceCreationDate", "InstanceCreationTime", "ContentDate", "ContentTime"),
-        *("Manufacturer", "SoftwareVersions", "SourceImageSequence"),
-        *("ContributingEquipmentSequence", "StudyInstanceUID", "FrameOfReferenceUID"),
-        *("PixelSpacing", "ImageOrientationPatient", "ImagePositionPatient", "SliceThickness"),
-        *("SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns", "BitsAllocated"),
-        *("BitsStored", "HighBit", "PixelRepresentation", "RescaleIntercept", "RescaleSlope"),
-        *("RescaleType", "PixelData"),
-    }
-    # Nothing else: neither private elements nor what was true of the scanner's own pixels.
-    assert {element.keyword for element in data} <= made_here | set(MANDATORY) | set(COPIED)
+    # Neither private elements nor what was true of the scanner's own pixels.
+    assert not [element for element in data if element.tag.is_private]
+    assert not {"ConvolutionKernel", "PixelPaddingValue", "XRayTubeCurrent"} & set(data.dir())
 
 
 @pytest.mark.parametrize(
@@ -128,25 +117,6 @@ def test_bad_names_and_full_folders_are_refused(tmp_path):
     with pytest.raises(scans.ScanFileError, match="full already exists"):
         scans.write_volume(volume, tmp_path / "full")
     assert [file.name for file in tmp_path.iterdir()] == ["full"]
-
-
-@pytest.mark.parametrize("name", ["series", "a.dcm"])
-def test_a_full_disk_leaves_no_partial_files(tmp_path, monkeypatch, name):
-    volume = scans.Volume.stacked(torch.zeros(1 + (name == "series"), 3, 4), (1, 1))
-    saved = pydicom.Dataset.save_as
-    calls = []
-
-    def full_disk(self, target, **options):
-        calls.append(target)
-        saved(self, target, **options)
-        if len(calls) == len(volume.values):
-            raise OSError("no space left")
-
-    monkeypatch.setattr(pydicom.Dataset, "save_as", full_disk)
-    with pytest.raises(OSError, match="no space"):
-        scans.write_volume(volume, tmp_path / name)
-    assert len(calls) == len(volume.values)
-    assert not list(tmp_path.iterdir())
 
 
 def test_volumes_need_one_header_for_each_slice():

@@ -263,15 +263,15 @@ def test_tiles_are_taken_where_the_memory_is_too_small(monkeypatch):
     given = {"regularizer": "tv", "sigma": 0.1, "tolerance": 1e-2, "max_iterations": 100}
     image = torch.rand(288, 288)
     assert "notes" not in cl.reconstruct(image, **given, tiles=128).record  # as asked for
-    with_free_memory(monkeypatch, 21 * 10**6)
+    with_free_memory(monkeypatch, 34 * 10**6)
     assert cl.reconstruct(image, **given).record["notes"] == [
         "it is too large for the free memory, so it is solved in tiles of 128 x 128 pixels, with "
         "one certificate for the whole"
     ]
     assert "notes" not in cl.reconstruct(image[:128, :128], **given).record
     for free, options, reason in (
-        (10**7, {"tiles": "off"}, "Leave out --tiles off"),
-        (10**7, {"method": "lbfgs"}, "need --method default"),
+        (10**7, {"tiles": "off"}, "Leave out tiles= off"),
+        (10**7, {"method": "lbfgs"}, "need method= default"),
         (10**6, {}, "Free memory"),
     ):
         with_free_memory(monkeypatch, free)
