@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+from dataclasses import replace
 
 import forked
 import pytest
@@ -13,14 +14,13 @@ import torch
 from PIL import Image
 
 import convexlift as cl
+from convexlift.files.atomic import temporary_folder
 from convexlift.images import load_example, load_image, save_image
 from convexlift.networks import Convolution, ridge
 from convexlift.problems.claims import objective_above
 from convexlift.problems.rigorous_bounds import bounds_below
 from convexlift.problems.windows import DUAL, LargeProblem, core_sums
 from convexlift.reconstruction.contents import InputError
-from convexlift.solvers import tile_tasks
-from convexlift.solvers import tiles as tiling
 from convexlift.tensors import Blocks
 
 SMALL = cl.Tiles(size=32, overlap=16)
@@ -132,21 +132,19 @@ def test_an_adaptive_regularizer_reads_tile_by_tile():
     assert float(whole.lower_bound) <= float(stated.objective)
 
 
-def test_another_sweep_has_wider_margins_and_a_smaller_gap(monkeypatch):
-    monkeypatch.setattr(tiling, "SHARE", 30.0)  # tiles that are far from solved
+def test_another_sweep_has_wider_margins_and_a_smaller_gap():
     problem = LargeProblem(
         fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.2
     )
+    stop = cl.StopWhen(gap=1e-4)
     options = cl.Tiles(size=32, overlap=16, sweeps=8)
-    found = cl.solve_tiles(problem, tiles=options, stop=cl.StopWhen(gap=1e-3))
+    found = cl.solve_tiles(problem, tiles=options, stop=stop)
     gaps = found.history["gap"][:, 0].tolist()
     assert len(gaps) > 1
     # Where all tiles are solved already, a sweep only stores their duals again, in 16 bits.
     assert all(later <= 1.0001 * sooner for sooner, later in itertools.pairwise(gaps))
     assert found.status == (cl.Status.CONVERGED,)
-    one = cl.solve_tiles(
-        problem, tiles=cl.Tiles(size=32, overlap=16, sweeps=1), stop=cl.StopWhen(gap=1e-3)
-    )
+    one = cl.solve_tiles(problem, tiles=replace(options, sweeps=1), stop=stop)
     assert one.status == (cl.Status.ITERATION_LIMIT,)
     assert float(one.gap) == gaps[0]
 
@@ -206,16 +204,13 @@ with temporary_folder(Path.cwd()) as place:
     )]  # fmt: skip
     for each in kept:
         each.mkdir()
-    problem = LargeProblem(
-        fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.1,
-        box=(0, 1),
-    )  # fmt: skip
-    tiles = cl.Tiles(size=32, overlap=16, folder=tmp_path)
-    with tile_tasks.tile_job(problem, tiles, None) as job:
-        assert not left.exists()
-        with tile_tasks.tile_job(problem, tiles, None):
-            assert job.folder.exists()
-    assert sorted(tmp_path.glob("convexlift-*")) == sorted(kept)
+    with temporary_folder(tmp_path) as other:  # of this process
+        tiles = replace(SMALL, folder=tmp_path)
+        problem = cl.VariationalProblem(
+            fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.1
+        )
+        cl.solve_tiles(problem, tiles=tiles, stop=cl.StopWhen(gap=0.1))
+        assert sorted(tmp_path.glob("convexlift-*")) == sorted([*kept, other])
 
 
 @pytest.mark.parametrize("how", ["callback", "keyboard", "keyboard in the callback", "time"])
