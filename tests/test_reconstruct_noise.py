@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import numpy as np
@@ -39,7 +38,7 @@ def generator(seed=0):
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", example_names())
 @pytest.mark.parametrize(
-    ("sigma", "accuracy"), [(0.02, 0.25), (0.05, 0.1), (0.1, 0.05), (0.2, 0.05)]
+    ("sigma", "accuracy"), [(0.01, 0.25), (0.02, 0.1), (0.05, 0.05), (0.1, 0.02), (0.2, 0.03)]
 )
 @pytest.mark.parametrize("bits", [8, None])
 def test_gaussian_noise_is_recognised_and_measured(name, sigma, accuracy, bits):
@@ -82,13 +81,6 @@ def textures(size=160):
 def test_texture_is_not_taken_for_noise(name, sigma):
     y = gaussian_noise(textures()[name].float()[None, None], sigma, generator(1))
     assert gaussian_level(y) == pytest.approx(sigma, rel=0.1)
-
-
-@pytest.mark.parametrize("name", example_names())
-@pytest.mark.parametrize(("sigma", "accuracy"), [(0.01, 0.25), (0.02, 0.1), (0.1, 0.02)])
-def test_levels_of_pictures(name, sigma, accuracy):
-    y = gaussian_noise(load_example(name), sigma, generator(3))
-    assert gaussian_level(y) == pytest.approx(sigma, rel=accuracy)
 
 
 @pytest.mark.parametrize("factor", [0.25, 3.0, 255.0])
@@ -152,18 +144,6 @@ def test_text_does_not_hide_the_noise_of_light_paper(paper, sigma):
     page = torch.from_numpy(np.asarray(picture) / np.float32(255))[None, None]
     y = eight_bits(gaussian_noise(page, sigma / 255, generator(1)))
     assert 255 * gaussian_level(y) == pytest.approx(sigma, rel=0.15)
-
-
-@pytest.mark.parametrize(("quality", "accuracy"), [(50, 0.25), (75, 0.2), (95, 0.1)])
-def test_noise_of_compressed_pictures(quality, accuracy):
-    # Compression takes fine noise away: the estimate is rougher, and stays one.
-    y = gaussian_noise(load_example("chelsea"), 0.1, generator(1)).clamp(0, 1)
-    buffer = io.BytesIO()
-    Image.fromarray((255 * y[0, 0]).round().numpy().astype(np.uint8)).save(
-        buffer, "JPEG", quality=quality)  # fmt: skip
-    stored = np.asarray(Image.open(buffer)) / np.float32(255)
-    assert estimate_noise(torch.from_numpy(stored)[None, None]).level == pytest.approx(
-        0.1, rel=accuracy)  # fmt: skip
 
 
 def test_tiny_pictures_have_an_estimate():
