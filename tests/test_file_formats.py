@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -93,34 +94,6 @@ def test_sizes_are_checked_and_damaged_pictures_are_named(tmp_path, suffix):
                 read(path)
 
 
-def test_the_default_grey_plane_is_a_view_of_the_picture(tmp_path):
-    stored = np.arange(12, dtype=np.uint8).reshape(1, 3, 4)
-    for picture, expected in (
-        (Picture(stored), stored),
-        (Picture(stored, inverted=True), 255 - stored),
-        (Picture(stored > 5, inverted=True), stored <= 5),
-        (Picture(np.repeat(stored, 3, 0), stored, channels=3), stored[0]),
-        (Picture(stored / np.float32(16), inverted=True), 1 - stored / np.float32(16)),
-    ):
-        kind = _Remembered(picture)
-        np.testing.assert_array_equal(kind.read_plane(tmp_path), expected)
-    with pytest.raises(ValueError, match="it has 2 pages"):
-        _Remembered(Picture(np.repeat(stored, 2, 0))).read_plane(tmp_path)
-
-
-class _Remembered(PictureFormat):
-    """A base without suffixes, which is not registered."""
-
-    def __init__(self, picture):
-        self.picture = picture
-
-    def read(self, path):
-        return self.picture
-
-    def write(self, picture, path):
-        raise NotImplementedError
-
-
 def test_an_ending_has_one_format():
     class Family(FileFormat):
         pass
@@ -139,33 +112,77 @@ def test_an_ending_has_one_format():
     assert ".a" not in PictureFormat.known_suffixes()
 
 
+VALUES = torch.linspace(-1000, 2000, 35, dtype=torch.float32).reshape(1, 5, 7)
+VOLUME = scans.Volume(VALUES, (0.5, 0.75), ((1.0, 2.0, 3.0),), thickness=1.5)
+
+
 @pytest.mark.parametrize("suffix", VOLUMES)
 def test_volumes_are_read_as_they_were_written(tmp_path, suffix):
-    values = torch.linspace(-1000, 2000, 35, dtype=torch.float32).reshape(1, 5, 7)
-    volume = scans.Volume(values, (0.5, 0.75), ((1.0, 2.0, 3.0),), thickness=1.5)
     path = tmp_path / f"a{suffix}"
-    files = scans.write_volume(volume, path)
+    files = scans.write_volume(VOLUME, path)
     assert all(file.exists() for file in files)
     again = scans.read_volume(path)
-    assert (again.values - values).abs().max() <= 1 / 16
+    assert (again.values - VALUES).abs().max() <= 1 / 16
     for name in ("spacing", "positions", "orientation", "thickness"):
-        assert getattr(again, name) == getattr(volume, name)
+        assert getattr(again, name) == getattr(VOLUME, name)
+
+
+def sinogram():
+    geometry = scans.ParallelGeometry(angles=(0.0, 0.5, 1.5), bin_width=0.3)
+    return scans.Sinogram(torch.rand(2, 3, 5, dtype=torch.float32), geometry, "transmission")
 
 
 @pytest.mark.parametrize("suffix", SINOGRAMS)
 def test_sinograms_are_read_as_they_were_written(tmp_path, suffix):
-    geometry = scans.ParallelGeometry(angles=(0.0, 0.5, 1.5), bin_width=0.3)
-    frames = torch.rand(2, 3, 5, dtype=torch.float32)
-    sinogram = scans.Sinogram(frames, geometry, "transmission")
+    given = sinogram()
     if suffix in READ_ONLY_SINOGRAMS:
         with pytest.raises(scans.ScanFileError, match=r"use the ending \.h5 or \.npy"):
-            scans.write_sinogram(sinogram, tmp_path / f"a{suffix}")
+            scans.write_sinogram(given, tmp_path / f"a{suffix}")
         return
-    again = scans.read_sinogram(scans.write_sinogram(sinogram, tmp_path / f"a{suffix}"))
-    assert torch.equal(again.projections, frames)
+    again = scans.read_sinogram(scans.write_sinogram(given, tmp_path / f"a{suffix}"))
+    assert torch.equal(again.projections, given.projections)
     assert again.quantity == "transmission"
     assert again.geometry.bin_width == 0.3
-    assert again.geometry.angles == pytest.approx(geometry.angles)
+    assert again.geometry.angles == pytest.approx(given.geometry.angles)
+
+
+SERIES = scans.Volume.stacked(torch.zeros(2, 5, 7), (1, 1))
+WRITERS = {
+    **{s: lambda path: write_picture(CONTENT["8 bits"], path) for s in PICTURES},
+    **{f" volume{s}": lambda path: scans.write_volume(VOLUME, path) for s in VOLUMES},
+    ".h5": lambda path: scans.write_sinogram(sinogram(), path),
+    ".npy with its geometry": lambda path: scans.write_sinogram(
+        sinogram(), path.with_suffix(".npy")
+    ),
+    " of slices": lambda path: scans.write_volume(SERIES, path),
+    " of pictures": lambda path: scans.write_png(SERIES, path),
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_full_disk_leaves_no_partial_files(tmp_path, monkeypatch, suffix):
+    def full(part, path):
+        assert part.exists()
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="no space"):
+        WRITERS[suffix](tmp_path / f"a{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("package", "ending"),
+    [("pydicom", " volume.dcm"), ("tifffile", " volume.tif"), ("h5py", ".h5")],
+)
+def test_errors_say_which_package_to_install(tmp_path, monkeypatch, package, ending):
+    path = tmp_path / f"a{ending}"
+    WRITERS[ending](path)
+    monkeypatch.setitem(sys.modules, package, None)
+    read = scans.read_sinogram if ending == ".h5" else scans.read_volume
+    for use in (read, WRITERS[ending]):
+        with pytest.raises(ImportError, match=r'pip install "convexlift\[(cli|ct)'):
+            use(path)
 
 
 @pytest.mark.parametrize(

@@ -22,27 +22,12 @@ from reconstruct_runs import noisy, run
 from scan_files import ct_slice, save
 
 import convexlift as cl
-from convexlift.files.compressed import (
-    PADDING,
-    PIECE,
-    require_expansion,
-    require_frame,
-    require_packbits,
-)
-from convexlift.files.formats import (
-    MOST,
-    SMALL,
-    BoundedReader,
-    allowed_numbers,
-    at_most,
-    require_plausible,
-)
+from convexlift.files.compressed import require_frame
+from convexlift.files.formats import BoundedReader, at_most
 from convexlift.files.npy import read_npy
 from convexlift.files.pictures import read_picture
 from convexlift.images import load_image, save_image
 from convexlift.scans.hdf5_process import read_hdf5
-
-"""Further samples, where they are available."""
 
 
 def edit_tag(path, tag, kind, count, value):
@@ -125,24 +110,6 @@ def test_the_limit_of_pillow_is_not_ours(tmp_path, monkeypatch):
     Image.new("L", (100, 100)).save(tmp_path / "a.png")
     assert load_image(tmp_path / "a.png").shape == (1, 1, 100, 100)
     assert Image.MAX_IMAGE_PIXELS == 1000
-
-
-def test_limits_grow_with_the_length_of_a_file(tmp_path):
-    path = tmp_path / "a"
-    for length, itemsize, most in (
-        (1000, 1, SMALL),  # small images may be constant
-        (10**5, 1, 110 * 10**6), (10**5, 2, 55 * 10**6), (10**8, 1, MOST),
-    ):  # fmt: skip
-        with path.open("wb") as file:
-            file.truncate(length)
-        assert allowed_numbers(path, itemsize) == most
-
-
-def test_sizes_that_are_not_positive_integers_are_refused(tmp_path):
-    (tmp_path / "a").write_bytes(b"x")
-    for shape in ((24, ()), (0, 3), (2.5, 3)):
-        with pytest.raises(ValueError, match="declares the size"):
-            require_plausible(tmp_path / "a", shape, 1)
 
 
 def test_sizes_of_tiles_are_limited(tmp_path):
@@ -345,19 +312,6 @@ def test_blocks_that_cannot_be_bounded_are_refused_by_name(tmp_path):
             read_picture(path)
 
 
-def test_streams_of_the_declared_size_pass():
-    noise = np.random.default_rng(0).integers(0, 9, PIECE + 2 * PADDING, np.uint8).tobytes()
-    for kind, packed in (("deflate", zlib.compress(noise)), ("LZMA", lzma.compress(noise))):
-        require_expansion(packed, len(noise), kind)
-        require_expansion(packed[:-9], len(noise), kind)  # cut short: its decoder tells
-        with pytest.raises(ValueError, match="expands beyond"):
-            require_expansion(packed, len(noise) - PADDING - 1, kind)
-    packed = b"\x02abc\x80" + run_lengths(2**20)
-    require_packbits(packed, 2**20)
-    with pytest.raises(ValueError, match="expands beyond"):
-        require_packbits(packed, 2**20 - PADDING + 2)
-
-
 def encapsulated(path, syntax, frame):
     data = ct_slice(np.zeros((7, 5), np.uint8))
     data.file_meta.TransferSyntaxUID = syntax
@@ -421,20 +375,13 @@ def load_edited(path, edit):
     return cl.load(path)
 
 
-def test_weights_that_a_description_only_declares_take_no_memory(tmp_path, monkeypatch):
+def test_weights_that_a_description_only_declares_take_no_memory(tmp_path):
+    """They would be 5.4 terabytes."""
     _, path = save_toy(tmp_path)
-    allocated = []
-    before = torch.rand
-
-    def rand(shape, **options):
-        result = before(shape, **options)
-        allocated.append(0 if result.is_meta else result.numel())
-        return result
-
-    monkeypatch.setattr(torch, "rand", rand)
-    with pytest.raises(ValueError, match=r"toy\.safetensors: .* shape \(3, 1, 15001, 15001\)"):
-        load_edited(path, lambda a: a["layers"][0]["skip"]["Convolution"].update(kernel_size=15001))
-    assert max(allocated) == 0
+    with pytest.raises(ValueError, match=r"toy\.safetensors: .* shape \(3, 1, 670001, 670001\)"):
+        load_edited(
+            path, lambda a: a["layers"][0]["skip"]["Convolution"].update(kernel_size=670001)
+        )
 
 
 def test_descriptions_with_many_more_parts_than_tensors_are_refused(tmp_path):

@@ -181,21 +181,6 @@ def test_one_file_has_no_table():
     assert {"clean.png", "clean.json"} == set(os.listdir()) - {"noisy.png"}
 
 
-def test_the_time_left_is_told_from_the_second_file_on(monkeypatch):
-    """Ten seconds for one of four files: thirty are left."""
-    now, shown = [100.0], []
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    narrator = Narrator(None, lambda **change: shown.append(change), False, 4, 1e-3)
-    narrator._show("a", 0.0)
-    assert "left" not in shown[-1]["description"]
-    now[0], narrator.done, narrator.solved = 110.0, 1, 1
-    narrator._show("b", 0.0)
-    assert shown[-1]["description"] == "[2/4, 30 s left] b"
-    narrator.kept_files = 1
-    narrator._show("b", 0.0)
-    assert shown[-1]["description"] == "[3/4, 20 s left] b"
-
-
 def test_the_time_left_is_told_from_the_first_tile_on():
     """Five seconds for one of four tiles: fifteen are left."""
     shown = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -13,15 +12,11 @@ import numpy as np
 import pytest
 import torch
 from reconstruct_runs import QUICK, noisy, run
-from typer.testing import CliRunner
 
 import convexlift as cl
-from convexlift.cli import app
 from convexlift.images import load_image, save_image
-from convexlift.reconstruction.contents import PICTURES, InputError
-from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.reconstruction.sources import SINOGRAMS, check_targets, find_sources
-from convexlift.scans.sinogram_formats import FORMAT
+from convexlift.reconstruction.contents import PICTURES
+from convexlift.reconstruction.sources import SINOGRAMS, find_sources
 
 pytestmark = pytest.mark.single_precision
 
@@ -48,23 +43,6 @@ def test_bad_files_are_listed_and_the_others_done(tmp_path):
     assert "empty" in failed["bad2.tif"]
     assert len(list((tmp_path / "out").glob("*.png"))) == 12
     assert not list((tmp_path / "out").glob(".*"))
-
-
-def test_a_file_for_which_the_memory_is_too_small_stops_no_other(tmp_path, monkeypatch):
-    for i, size in enumerate((16, 24, 16, 16)):
-        save_image(tmp_path / "in" / f"{i}.png", torch.from_numpy(noisy(size=size, seed=i)))
-    fitting = PiecewiseSolver.fitting
-
-    def too_small(self, data):
-        if data.image_shape[-1] == 24:
-            raise InputError("24 x 24 pixels take more than is free")
-        return fitting(self, data)
-
-    monkeypatch.setattr(PiecewiseSolver, "fitting", too_small)
-    options = {"regularizer": "tv", "max_iterations": 20, "tolerance": 1e-2, "sigma": 0.05}
-    result = cl.reconstruct_many(tmp_path / "in", tmp_path / "out", batch=2, weight=0.05, **options)
-    assert [source.path.name for source, _ in result.failures] == ["1.png"]
-    assert len(result.records) == 3
 
 
 def test_no_file_of_a_folder_is_skipped(tmp_path):
@@ -157,30 +135,13 @@ def test_nothing_that_is_read_is_overwritten(arguments, message, tmp_path, monke
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_folders_are_tried_before_any_work(tmp_path, monkeypatch):
+def test_folders_are_tried_before_any_work(tmp_path):
     save_image(tmp_path / "a.png", torch.from_numpy(noisy(size=16)))
-
-    def refused(dir):  # whoever runs the tests may write everywhere
-        if dir.name == "locked":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return open(os.devnull)
-
-    monkeypatch.setattr("convexlift.reconstruction.sources.tempfile.TemporaryFile", refused)
-    locked = tmp_path / "locked"
+    locked = tmp_path / "a.png" / "results"  # in a file
     for options in (["-o", locked], ["-o", tmp_path / "out", "--json", locked / "all.json"]):
         result = run("denoise", tmp_path / "a.png", *options)
         assert result.exit_code == 2, result.output
-        assert "(Permission denied); name another folder" in " ".join(result.output.split())
-        assert not list(locked.iterdir())
-
-
-def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.save("a.npy", np.zeros((8, 8), np.float32))
-    Path("a.json").write_text(json.dumps({"format": FORMAT}))
-    sources = find_sources([str(tmp_path / "a.npy")], Path(), SINOGRAMS, ".tif")
-    with pytest.raises(InputError, match=r"a\.json is an input"):
-        check_targets(sources, replace=True)
+        assert "; name another folder" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -190,35 +151,15 @@ def test_geometry_is_an_input_however_it_is_named(tmp_path, monkeypatch):
         (["a.txt"], "a.txt has none of the endings .npy, .png"),
         (["empty"], "the folder empty has no file with one of the endings"),
         (["a.png", "--weight", "much"], "--weight is card, auto or a number"),
-        (
-            ["a.png", "--weight", "-1"],
-            "--weight is card, auto or a number > 0, got -1",
-        ),
-        (["a.png", "--weight", "1 2"], "--weight is card, auto or a number > 0, got"),
         (["a.png", "--sigma", "25"], "25 of 255 is 0.098"),
-        (["a.png", "--batch", "0"], "--batch is auto or a whole number"),
         (["a.png", "--range", "5,1"], "--range needs LOW < HIGH"),
-        (["a.png", "--regularizer", "nobody"], "nobody"),
-        (["a.png", "--tolerance", "-1"], "--tolerance is a relative gap from 0 on"),
-        (["a.png", "--tolerance", "nan"], "--tolerance is a relative gap from 0 on"),
         (["a.png", "--max-iterations", "-1"], "--max-iterations is a whole number from 0 on"),
-        (
-            ["a.png", "--time-limit", "-1"],
-            "--time-limit is a number of seconds > 0, got -1",
-        ),
-        (
-            ["a.png", "--time-limit", "0"],
-            "--time-limit is a number of seconds > 0, got 0",
-        ),
         (["a.png", "--truth", "nowhere"], "there is no truth nowhere"),
         (["a.png", "b/a.png"], "would both be written to"),
         (["a.png", "--json", "empty"], "is a folder"),
-        (["a.png", "--device", "cuda"], "Use --device cpu"),
     ],
 )
 def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, monkeypatch):
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device here")
     monkeypatch.chdir(tmp_path)
     save_image(Path("a.png"), torch.from_numpy(noisy(size=16)))
     save_image(Path("b/a.png"), torch.from_numpy(noisy(size=16)))
@@ -234,15 +175,16 @@ def test_bad_usage_is_one_sentence_and_status_2(arguments, message, tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["denoise", "a.png", "-o", "new/q.xyz"],
-            "q.xyz does not name a picture; use one of the endings",
-        ),
+        (["denoise", "a.png", "-o", "new/q.xyz"], "q.xyz does not name a picture; use one of"),
         (["ct", "a.npy", "-o", "new/q.xyz"], "q.xyz does not name a slice; use one of the endings"),
         (["inpaint", "a.png", "-o", "new/x.png"], "no pixel of a.png is missing; give --mask"),
         (["inpaint", "a.png", "b.jpg", "-o", "new"], "no pixel of a.png is missing; give --mask"),
         (["inpaint", "a.npy", "-o", "new/x.npy"], "no pixel of a.npy is missing; give --mask"),
         (["inpaint", "a.png", "-o", "new/x.png", "--mask", "small.png"], "small.png is 8 x 8"),
+        (["inpaint", "a.png", "-o", "new", "--mask-colour", "1"], "no pixel of the mask colour"),
+        (["inpaint", "a.png", "-o", "new", "--mask-colour", "purple"], "is not a colour"),
+        (["inpaint", "a.png", "-o", "new", "--mask", "nowhere.png"], "there is no mask"),
+        (["inpaint", "a.png", "-o", "new", "--invert-mask"], "--invert-mask needs --mask"),
         (["denoise", "a.png", "-o", "new/x.png", "--truth", "small.png"], "small.png is 8 x 8"),
         (["denoise", "a.png", "-o", "new/x.png", "--truth", "bad.png"], "bad.png cannot be read"),
         (["denoise", "a.npy", "-o", "new/x.png"], "float32 cannot be written as PNG"),
@@ -286,13 +228,6 @@ def test_a_regularizer_for_one_size_says_so(tmp_path):
     assert "256" in result.output
 
 
-def test_help_names_the_statuses():
-    for task in ("denoise", "inpaint", "ct"):
-        text = CliRunner().invoke(app, ["reconstruct", task, "--help"]).output
-        assert "130 interrupted" in " ".join(text.split())
-        assert "--weight" in text
-
-
 def test_slices_in_dicom_stay_dicom(tmp_path):
     hu = -900 + 1000 * torch.from_numpy(noisy(size=24))[None]
     hu[:, :5] = -1024.0  # padding
@@ -304,9 +239,6 @@ def test_slices_in_dicom_stay_dicom(tmp_path):
     assert written.spacing == (2.0, 2.0)
     assert 5 < float((written.values - hu).abs().mean()) < 100
     assert float((written.values[:, :4] + 1024).abs().max()) < 20
-    result = run("denoise", tmp_path / "a.dcm", "-o", tmp_path / "a.png")
-    assert result.exit_code == 2
-    assert "the ending .dcm" in result.output
     # Some scanners write other endings.
     (tmp_path / "b.ima").write_bytes((tmp_path / "a.dcm").read_bytes())
     result = run("denoise", tmp_path / "b.ima", "-o", tmp_path / "out")

@@ -86,29 +86,6 @@ def test_masks_as_images_and_as_colours(options, tmp_path, monkeypatch):
     assert np.abs(np.array([255, 0, 255])[:, None] - clean[:, hidden]).mean() > 90
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "status"),
-    [
-        ([], "no pixel of", 2),
-        (["--mask-colour", "#000001"], "no pixel of the mask colour", 2),
-        (["--mask-colour", "purple"], "is not a colour", 2),
-        (["--mask", "nowhere.png"], "there is no mask", 2),
-        (["--mask", "small.png"], "the mask small.png is 8 x 8", 2),
-        (["--mask", "black.png"], "hides a whole image", 2),
-        (["--invert-mask"], "--invert-mask needs --mask", 2),
-    ],
-)
-def test_masks_that_cannot_be(options, message, status, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    masked_picture(tmp_path)
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save("small.png")
-    Image.fromarray(np.zeros((32, 32), np.uint8)).save("black.png")
-    result = run("inpaint", "scratched.png", "-o", "filled.png", *options)
-    assert result.exit_code == status, result.output
-    assert message in result.output
-    assert not Path("filled.png").exists()
-
-
 def lying(path, stored, orientation):
     """A picture whose orientation turns it; and how it is displayed."""
     exif = Image.Exif()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import numpy as np
@@ -19,16 +18,14 @@ from convexlift.images import (
 )
 from convexlift.reconstruction.noise import (
     LEAST_SIGMA,
-    SIDE,
-    WEAK,
+    MOST_PIXELS,
     Noise,
     TooFewPixels,
     estimate_noise,
     gaussian_level,
     is_line_art,
     photons_of,
-    spread,
-    unclipped,
+    sampled,
 )
 
 pytestmark = pytest.mark.single_precision
@@ -41,7 +38,7 @@ def generator(seed=0):
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", example_names())
 @pytest.mark.parametrize(
-    ("sigma", "accuracy"), [(0.02, 0.25), (0.05, 0.1), (0.1, 0.05), (0.2, 0.05)]
+    ("sigma", "accuracy"), [(0.01, 0.25), (0.02, 0.1), (0.05, 0.05), (0.1, 0.02), (0.2, 0.03)]
 )
 @pytest.mark.parametrize("bits", [8, None])
 def test_gaussian_noise_is_recognised_and_measured(name, sigma, accuracy, bits):
@@ -86,13 +83,6 @@ def test_texture_is_not_taken_for_noise(name, sigma):
     assert gaussian_level(y) == pytest.approx(sigma, rel=0.1)
 
 
-@pytest.mark.parametrize("name", example_names())
-@pytest.mark.parametrize(("sigma", "accuracy"), [(0.01, 0.25), (0.02, 0.1), (0.1, 0.02)])
-def test_levels_of_pictures(name, sigma, accuracy):
-    y = gaussian_noise(load_example(name), sigma, generator(3))
-    assert gaussian_level(y) == pytest.approx(sigma, rel=accuracy)
-
-
 @pytest.mark.parametrize("factor", [0.25, 3.0, 255.0])
 def test_levels_are_scaled_with_the_image(factor):
     y = 5 + gaussian_noise(load_example("brick")[..., :100, :140], 0.05, generator(1))
@@ -112,16 +102,6 @@ def test_levels_do_not_depend_on_orientation(turned):
     assert gaussian_level(turned(y).contiguous()) == pytest.approx(gaussian_level(y), rel=1e-4)
 
 
-def test_weak_patches_of_noise():
-    # The constant of the rule: 97 % of the patches of white noise have less gradient.
-    n = torch.randn(1, 1, 1500, 1500, generator=generator())
-    squares = ((n[..., 1:-1, 2:] - n[..., 1:-1, :-2]) / 2) ** 2
-    squares += ((n[..., 2:, 1:-1] - n[..., :-2, 1:-1]) / 2) ** 2
-    inner = SIDE - 2
-    means = torch.nn.functional.avg_pool2d(squares, inner, SIDE)
-    assert float((means < WEAK).float().mean()) == pytest.approx(0.97, abs=0.005)
-
-
 def test_stacks_and_colours_have_one_level():
     planes = torch.cat([load_example(n)[..., :128, :128] for n in ("astronaut", "chelsea")])
     assert gaussian_level(gaussian_noise(planes, 0.05, generator())) == pytest.approx(
@@ -135,17 +115,11 @@ def test_pure_noise_has_its_level(sigma):
     assert estimate_noise(noise).level == pytest.approx(sigma, rel=0.05)
 
 
-def test_padding_has_no_noise():
-    y = gaussian_noise(load_example("camera")[..., :128, :128], 0.1, generator(1))
-    padded = torch.nn.functional.pad(y, (40, 0, 0, 40), value=0.3)
-    assert gaussian_level(padded) == pytest.approx(0.1, rel=0.1)
-
-
 def eight_bits(y):
     return (255 * y.clamp(0, 1)).round() / 255
 
 
-@pytest.mark.parametrize("value", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("value", [0.0, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("sigma", [0.02, 0.1])
 def test_wide_frames_have_no_noise(value, sigma):
     y = eight_bits(gaussian_noise(load_example("camera")[..., :128, :128], sigma, generator(1)))
@@ -170,30 +144,6 @@ def test_text_does_not_hide_the_noise_of_light_paper(paper, sigma):
     page = torch.from_numpy(np.asarray(picture) / np.float32(255))[None, None]
     y = eight_bits(gaussian_noise(page, sigma / 255, generator(1)))
     assert 255 * gaussian_level(y) == pytest.approx(sigma, rel=0.15)
-
-
-def test_clipped_noise_is_left_out():
-    y = torch.full((1, 1, 64, 128), 0.5)
-    y[..., 64:] = 0.05
-    y = eight_bits(gaussian_noise(y, 0.1, generator(2)))
-    kept = unclipped(y, torch.ones_like(y), 0.1)
-    assert float(kept[..., :50].mean()) == 1
-    assert float(kept[..., 78:].mean()) == 0
-    bright = 0.85 + 0 * y  # nothing is clipped there, even if sigma is said to be 0.1
-    bright = eight_bits(gaussian_noise(bright, 0.02, generator(2)))
-    assert float(unclipped(bright, torch.ones_like(y), 0.1).mean()) == 1
-
-
-@pytest.mark.parametrize(("quality", "accuracy"), [(50, 0.25), (75, 0.2), (95, 0.1)])
-def test_noise_of_compressed_pictures(quality, accuracy):
-    # Compression takes fine noise away: the estimate is rougher, and stays one.
-    y = gaussian_noise(load_example("chelsea"), 0.1, generator(1)).clamp(0, 1)
-    buffer = io.BytesIO()
-    Image.fromarray((255 * y[0, 0]).round().numpy().astype(np.uint8)).save(
-        buffer, "JPEG", quality=quality)  # fmt: skip
-    stored = np.asarray(Image.open(buffer)) / np.float32(255)
-    assert estimate_noise(torch.from_numpy(stored)[None, None]).level == pytest.approx(
-        0.1, rel=accuracy)  # fmt: skip
 
 
 def test_tiny_pictures_have_an_estimate():
@@ -311,11 +261,10 @@ def test_noise_says_what_it_is():
         Noise("gaussian", math.nan)
 
 
-def test_large_stacks_are_estimated_from_some_of_their_planes(monkeypatch):
-    stack = load_example("camera")[..., :64, :64].repeat(40, 1, 1, 1)
-    noisy = gaussian_noise(stack, 0.08, generator())
-    assert spread(noisy) == slice(None, None, 1)
-    monkeypatch.setattr("convexlift.reconstruction.noise.MOST_PIXELS", 10 * 64 * 64)
-    some = noisy[spread(noisy)]
-    assert len(some) == 10
-    assert estimate_noise(some).level == pytest.approx(estimate_noise(noisy).level, rel=0.02)
+@pytest.mark.parametrize("shape", [(1, 1, 3000, 3000), (600, 1, 128, 128)])
+def test_large_images_are_estimated_from_parts(shape):
+    noise = 0.05 * torch.randn(shape, generator=generator(), dtype=torch.float32)
+    some = sampled(noise)
+    assert MOST_PIXELS / 2 < some.numel() <= MOST_PIXELS < noise.numel()
+    assert float(some.std()) == pytest.approx(0.05, rel=0.01)
+    assert sampled(torch.ones(1, 1, 1, 1).expand_as(noise)).shape == some.shape  # as a mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 import pytest
@@ -16,15 +17,11 @@ from convexlift.reconstruction.held_out import split
 from convexlift.reconstruction.noise import Noise
 from convexlift.reconstruction.solution import PiecewiseSolver
 from convexlift.reconstruction.weight import (
-    CARD_TEXTURE,
     SEED,
-    SLOPE,
-    SearchEndedEarly,
     card_weight,
     choose_weight,
     predictive_weight,
     texture_of,
-    vertex,
 )
 from convexlift.tasks import GaussianDenoising, Measurement
 from convexlift.training import plain_settings, presets
@@ -79,15 +76,6 @@ def test_weights_are_scaled_from_the_noise_level_of_the_card(crop):
         assert "card_level" not in chosen.to_json()
 
 
-def test_weights_fall_with_texture():
-    weights, noise = {"gaussian-denoising": 2.0}, Noise("gaussian", 0.1)
-    of_card = card_weight(weights, "gaussian-denoising", noise, CARD_TEXTURE)
-    assert of_card == pytest.approx(2)
-    chosen = [card_weight(weights, "gaussian-denoising", noise, t) for t in (0.0, 0.01, 0.1)]
-    assert chosen == sorted(chosen, reverse=True)
-    assert chosen[0] == pytest.approx(2 * (1 + SLOPE * CARD_TEXTURE))
-
-
 @pytest.mark.parametrize("network", [TotalVariation(), cl.load("photo-any-size")])
 def test_texture_is_a_noise_level(network):
     network = network.float()
@@ -118,13 +106,6 @@ def test_texture_of_images_without_noise():
     network = TotalVariation().float()
     assert texture_of(network, torch.zeros(1, 1, 16, 16), 0.0) == 0.0
     assert math.isfinite(texture_of(network, load_example("camera"), 0.0))
-
-
-def test_the_vertex_of_a_parabola():
-    values = [(k - 0.3) ** 2 for k in (-1, 0, 1)]
-    assert vertex(*values) == pytest.approx(0.3)
-    assert vertex(1.0, 1.0, 1.0) == 0.0
-    assert -1 <= vertex(1.0, 0.999, 0.0) <= 1
 
 
 @pytest.fixture(scope="module")
@@ -192,16 +173,6 @@ def test_held_out_pixels_are_not_seen(crop):
     assert score(changed) == pytest.approx(score(crop))
 
 
-def test_a_changed_data_term_has_no_rule(crop):
-    class Steeper(cl.SquaredL2):
-        def density(self, w):
-            return 2 * super().density(w)
-
-    data = Measurement(Steeper(crop), cl.Identity(), (0.0, 1.0), crop)
-    with pytest.raises(TypeError, match="no rule for Steeper; give the weight as a number"):
-        split(data, Noise("gaussian", 0.1), generator())
-
-
 def solver(**options):
     return PiecewiseSolver(cl.TotalVariation(), torch.device("cpu"), **options)
 
@@ -232,64 +203,17 @@ def test_a_card_without_a_weight_falls_back_to_auto(crop):
     assert choose_weight(0.7, data, "ct", None, engine).value == 0.7
 
 
-def test_a_search_has_no_more_images_at_once_than_fit(crop, monkeypatch):
-    sizes, solve = [], PiecewiseSolver.solve_once
-
-    def counted(engine, problem, *others):
-        sizes.append(problem.batch_size)
-        return solve(engine, problem, *others)
-
-    monkeypatch.setattr(PiecewiseSolver, "solve_once", counted)
-    data, noise = data_of("gaussian", crop[..., :16, :16].expand(5, -1, -1, -1))
-    few = cl.StopWhen(max_iterations=5)
-    chosen = choose_weight("auto", data, "gaussian-denoising", noise, solver(batch=2), few)
-    assert chosen.value > 0
-    assert set(sizes) == {2}  # the first and the fourth
-
-
-def test_one_time_limit_for_the_search_and_all_pieces(crop, monkeypatch):
-    limits, solve = [], PiecewiseSolver.solve_once
-
-    def limited(engine, problem, stop, *others):
-        limits.append(stop.seconds)
-        return solve(engine, problem, stop, *others)
-
-    monkeypatch.setattr(PiecewiseSolver, "solve_once", limited)
-    stop = cl.StopWhen(gap=1e-12, max_iterations=10**6, seconds=0.6)
-    search = cl.StopWhen(gap=1e-12, max_iterations=10**6)
-    data, noise = data_of("gaussian", crop[..., :16, :16].expand(4, -1, -1, -1))
-    engine = solver(stop=stop, batch=1)
-    weight = choose_weight("auto", data, "gaussian-denoising", noise, engine, search)
-    assert "time limit" in weight.note
-    assert max(limits) <= 0.3  # half of it for the search
-    limits.clear()
-    solved, _ = engine.solve(data, weight.value, spent=weight.seconds)
-    assert len(limits) == 4
-    assert all(limit <= 0.6 / (4 - i) for i, limit in enumerate(limits))  # shares of the rest
-    assert limits[0] <= max(1e-3, (0.6 - weight.seconds) / 4)
-    assert min(limits) > 0
-    assert set(solved.status) == {cl.Status.TIME_LIMIT}
-
-
-def test_a_search_that_ends_early_keeps_its_best_weight(crop):
-    data, noise = data_of("gaussian", crop)
-    tried = []
-
-    def three_times(of, weight):
-        if len(tried) == 3:
-            raise SearchEndedEarly
-        tried.append(weight)
-        return by_solving(of, weight)
-
-    chosen = predictive_weight(data, noise, 0.002, three_times, generator())
-    assert len(chosen.trials) == 3
-    assert chosen.value > 0.002  # far too small for this noise
-
-    def never(of, weight):
-        raise SearchEndedEarly
-
-    with pytest.raises(SearchEndedEarly):
-        predictive_weight(data, noise, 0.002, never, generator())
+def test_one_time_limit_for_the_search_and_all_pieces():
+    y = gaussian_noise(load_example("camera")[..., :96, :96].repeat(4, 1, 1, 1), 0.1, generator())
+    found = cl.reconstruct(
+        y, regularizer="photo-any-size", sigma=0.1, weight="auto", batch=1, time_limit=0.6,
+        tolerance=0.0, max_iterations=10**6,
+    )  # fmt: skip
+    assert "time limit" in found.weight.note
+    assert 0 < found.weight.seconds < 0.5  # half of it for the search
+    assert set(found.solution.status) == {cl.Status.TIME_LIMIT}
+    assert bool(found.solution.gap.isfinite().all())
+    assert found.record["seconds"] < 2
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -324,26 +248,22 @@ def test_simulated_noise_of_common_seeds_is_not_that_of_the_split():
         assert abs(float((drawn * other).mean())) < 0.2
 
 
-def test_a_batch_that_does_not_fit_is_halved_until_it_does(monkeypatch):
+def test_a_batch_that_does_not_fit_is_halved_until_it_does():
     y = gaussian_noise(load_example("camera")[..., :32, :32].repeat(7, 1, 1, 1), 0.1, generator())
-    data = Measurement(cl.SquaredL2(y), cl.Identity(), (0.0, 1.0), y)
-    engine = solver(batch=7)
-    expected, _ = engine.solve(data, 0.1)
-    whole, sizes = PiecewiseSolver.solve_piece, []
+    sizes = []
 
-    def small_memory(self, part, *rest):
-        sizes.append(len(part))
-        if len(part) > 2:
+    def small_memory(now):
+        sizes.append(len(now.x))
+        if len(now.x) > 2:
             raise torch.cuda.OutOfMemoryError
-        return whole(self, part, *rest)
 
-    monkeypatch.setattr(PiecewiseSolver, "solve_piece", small_memory)
-    solved, _ = engine.solve(data, 0.1)
-    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]
-    torch.testing.assert_close(solved.objective, expected.objective, rtol=2e-3, atol=0)
-    assert solved.x.shape == y.shape
-    assert solved.history["gap"].shape[1] == 7
-    assert solved.proof.claim.x.shape == y.shape
+    options = {"regularizer": "tv", "sigma": 0.1, "batch": 7}
+    expected = cl.reconstruct(y, **options).solution
+    found = cl.reconstruct(y, progress=small_memory, **options).solution
+    assert [size for size, _ in groupby(sizes)] == [7, 3, 1]
+    torch.testing.assert_close(found.objective, expected.objective, rtol=2e-3, atol=0)
+    assert found.history["gap"].shape[1] == 7
+    assert found.proof.claim.x.shape == found.x.shape == y.shape
 
 
 @pytest.mark.parametrize("given", [None, 0.07])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 import torch
 from pydicom.data import get_testdata_file
 from pydicom.pixels import get_decoder
-from pydicom.uid import JPEG2000, JPEGLSLossless
 from scan_files import STORED, bundled, by_pydicom, ct_slice, save, save_series
 
 from convexlift import scans
@@ -162,19 +159,13 @@ def test_one_of_several_series_must_be_chosen(tmp_path):
     [
         ({"PixelSpacing": [0.75, 0.6]}, "pixel spacing"),
         ({"ImageOrientationPatient": [0, 1, 0, 0, 0, 1]}, "orientation"),
+        ({"Columns": 4, "PixelData": bytes(32)}, "size in pixels"),
     ],
 )
 def test_slices_on_another_grid_are_refused(tmp_path, change, message):
     save_series(tmp_path, [0, 1, 2])
     save(ct_slice(np.zeros((4, 3), np.int16), 3, **change), tmp_path / "other.dcm")
     with pytest.raises(scans.ScanFileError, match=rf"other\.dcm.* the {message} .*one grid"):
-        scans.read_volume(tmp_path)
-
-
-def test_slices_of_another_size_are_refused(tmp_path):
-    save_series(tmp_path, [0, 1])
-    save(ct_slice(np.zeros((4, 4), np.int16), 2), tmp_path / "other.dcm")
-    with pytest.raises(scans.ScanFileError, match=r"other\.dcm has the size in pixels \(4, 4\)"):
         scans.read_volume(tmp_path)
 
 
@@ -219,21 +210,13 @@ def test_infinite_pixels_are_refused(tmp_path):
 
 
 def test_files_that_end_too_early(tmp_path):
-    whole = save(ct_slice(), tmp_path / "whole.dcm").read_bytes()
     path = tmp_path / "cut.dcm"
-    for length in (0, 100, 200, len(whole) // 2, len(whole) - 10):
-        path.write_bytes(whole[:length])
-        with pytest.raises(scans.ScanFileError, match=r"cut\.dcm"):
-            scans.read_volume(path)
-
-
-def test_compressed_files_that_end_too_early(tmp_path):
-    whole = bundled("693_J2KI.dcm").read_bytes()
-    path = tmp_path / "cut.dcm"
-    for length in (len(whole) - 100, len(whole) // 2, 400):
-        path.write_bytes(whole[:length])
-        with pytest.raises(scans.ScanFileError, match=r"cut\.dcm"):
-            scans.read_volume(path)
+    for whole in (save(ct_slice(), tmp_path / "whole.dcm"), bundled("693_J2KI.dcm")):
+        data = whole.read_bytes()
+        for length in (0, 100, 200, 400, len(data) // 2, len(data) - 10):
+            path.write_bytes(data[:length])
+            with pytest.raises(scans.ScanFileError, match=r"cut\.dcm"):
+                scans.read_volume(path)
 
 
 def test_missing_files_and_empty_folders(tmp_path):
@@ -250,27 +233,6 @@ def test_a_broken_file_among_slices_is_named(tmp_path):
         scans.read_volume(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "syntax", "packages"),
-    [
-        ("MR_small_jpeg_ls_lossless.dcm", JPEGLSLossless, "pyjpegls"),
-        ("693_J2KI.dcm", JPEG2000, "pylibjpeg-openjpeg"),
-    ],
-)
-def test_a_missing_codec_is_named(tmp_path, monkeypatch, name, syntax, packages):
-    decoder = get_decoder(syntax)
-    missing = {**decoder._unavailable, **dict.fromkeys(decoder._available, ("another package",))}
-    monkeypatch.setattr(decoder, "_available", {})
-    monkeypatch.setattr(decoder, "_unavailable", missing)
-    data = pydicom.dcmread(bundled(name))
-    data.Modality, data.RescaleSlope, data.RescaleIntercept = "CT", 1, 0
-    path = save(data, tmp_path / "a.dcm")
-    message = rf"a\.dcm is compressed as JPEG.* needs a codec .*requires .*{packages}>="
-    with pytest.raises(scans.ScanFileError, match=message) as caught:
-        scans.read_volume(path)
-    assert "damaged" not in str(caught.value)  # it may be perfectly fine
-
-
 def test_12_bit_jpeg_needs_another_codec_than_pillow(tmp_path):
     data = pydicom.dcmread(bundled("JPEG-lossy.dcm"))
     if get_decoder(data.file_meta.TransferSyntaxUID).available_plugins != ("pillow",):
@@ -284,13 +246,3 @@ def test_12_bit_jpeg_needs_another_codec_than_pillow(tmp_path):
     message = r"a\.dcm is compressed as JPEG Extended.*requires pylibjpeg.*pylibjpeg-libjpeg"
     with pytest.raises(scans.ScanFileError, match=message):
         scans.read_volume(path)
-
-
-def test_without_pydicom_the_error_names_it(tmp_path, monkeypatch):
-    shutil.copy(bundled("CT_small.dcm"), tmp_path / "a.dcm")
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(ImportError, match=r'DICOM files need pydicom: pip install "convexlift\[ct'):
-        scans.read_volume(tmp_path / "a.dcm")
-    volume = scans.Volume.stacked(torch.zeros(1, 2, 2), (1, 1))
-    with pytest.raises(ImportError, match=r'pip install "convexlift\[ct\]"'):
-        scans.write_volume(volume, tmp_path / "b.dcm")

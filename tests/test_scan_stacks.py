@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -264,30 +263,3 @@ def test_png_files_have_a_resolution(tmp_path):
     start = data.index(b"pHYs") + 4
     across, down, unit = struct.unpack(">IIB", data[start : start + 9])
     assert (across, down, unit) == ((1000 * 3), round(1000 / 0.7), 1)  # for each metre
-
-
-@pytest.mark.parametrize("name", ["a.tif", "a.png", "stack"])
-def test_a_full_disk_leaves_no_partial_files(tmp_path, monkeypatch, name):
-    def full_disk(part, *arguments, **options):
-        part = part if name == "a.tif" else arguments[0]
-        part.write_bytes(b"half")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(tifffile, "imwrite", full_disk)
-    monkeypatch.setattr(Image.Image, "save", full_disk)
-    one = replace(VOLUME, values=VOLUME.values[:1], positions=VOLUME.positions[:1])
-    write = scans.write_png if name == "stack" else scans.write_volume
-    with pytest.raises(OSError, match="no space"):
-        write(one, tmp_path / name)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("module", "name"), [("tifffile", "a.tif"), ("PIL.Image", "a.png")])
-def test_errors_say_which_package_to_install(tmp_path, monkeypatch, module, name):
-    one = replace(VOLUME, values=VOLUME.values[:1], positions=VOLUME.positions[:1])
-    (file,) = scans.write_volume(one, tmp_path / name)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r'pip install "convexlift\[ct\]"'):
-        scans.read_volume(file)
-    with pytest.raises(ImportError, match=r'pip install "convexlift\[ct\]"'):
-        scans.write_volume(one, tmp_path / name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
-import os
+from dataclasses import replace
 
 import forked
 import pytest
@@ -14,17 +15,12 @@ from PIL import Image
 
 import convexlift as cl
 from convexlift.files.atomic import temporary_folder
-from convexlift.images import load_example, load_image
+from convexlift.images import load_example, load_image, save_image
 from convexlift.networks import Convolution, ridge
 from convexlift.problems.claims import objective_above
 from convexlift.problems.rigorous_bounds import bounds_below
-from convexlift.problems.windows import DUAL, LargeProblem, Window, core_sums
-from convexlift.reconstruction import noise
+from convexlift.problems.windows import DUAL, LargeProblem, core_sums
 from convexlift.reconstruction.contents import InputError
-from convexlift.reconstruction.solution import PiecewiseSolver
-from convexlift.solvers import tile_tasks
-from convexlift.solvers import tiles as tiling
-from convexlift.tasks import Measurement
 from convexlift.tensors import Blocks
 
 SMALL = cl.Tiles(size=32, overlap=16)
@@ -136,53 +132,29 @@ def test_an_adaptive_regularizer_reads_tile_by_tile():
     assert float(whole.lower_bound) <= float(stated.objective)
 
 
-def test_another_sweep_has_wider_margins_and_a_smaller_gap(monkeypatch):
-    monkeypatch.setattr(tiling, "SHARE", 30.0)  # tiles that are far from solved
+def test_another_sweep_has_wider_margins_and_a_smaller_gap():
     problem = LargeProblem(
         fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.2
     )
+    stop = cl.StopWhen(gap=1e-4)
     options = cl.Tiles(size=32, overlap=16, sweeps=8)
-    found = cl.solve_tiles(problem, tiles=options, stop=cl.StopWhen(gap=1e-3))
+    found = cl.solve_tiles(problem, tiles=options, stop=stop)
     gaps = found.history["gap"][:, 0].tolist()
     assert len(gaps) > 1
     # Where all tiles are solved already, a sweep only stores their duals again, in 16 bits.
     assert all(later <= 1.0001 * sooner for sooner, later in itertools.pairwise(gaps))
     assert found.status == (cl.Status.CONVERGED,)
-    one = cl.solve_tiles(
-        problem, tiles=cl.Tiles(size=32, overlap=16, sweeps=1), stop=cl.StopWhen(gap=1e-3)
-    )
+    one = cl.solve_tiles(problem, tiles=replace(options, sweeps=1), stop=stop)
     assert one.status == (cl.Status.ITERATION_LIMIT,)
     assert float(one.gap) == gaps[0]
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 100), (80, 72), (47, 49)])
-def test_cores_are_a_partition_and_shares_of_tiles_add_up_to_one(size):
-    cores = SMALL.cores(size)
-    count, share = torch.zeros(size), torch.zeros(size)
-    for core in cores:
+def test_cores_are_a_partition(size):
+    count = torch.zeros(size)
+    for core in SMALL.cores(size):
         core.of(count).add_(1)
-        outer = core.grown(16, size)
-        outer.of(share).add_(tile_tasks._ramps(core, outer, size))
     assert bool((count == 1).all())
-    assert torch.allclose(share, torch.ones(size), atol=1e-6)
-
-
-@pytest.mark.parametrize("h", [cl.Abs(), cl.LeakyReLU(0.2), cl.Huber(0.1)], ids=str)
-def test_stored_slopes_are_exact_at_the_ends_of_their_interval(h, tmp_path):
-    network = layer(h, "zero", bias=False).float()
-    problem = cl.VariationalProblem(
-        fidelity=cl.SquaredL2(picture(16, 16)), regularizer=network, weight=1.0
-    )
-    low, high = h.slopes
-    s = torch.rand((1, 3, 16, 16), generator=torch.Generator().manual_seed(0)).float()
-    s = (low + (high - low) * s).where(s < 0.7, high).where(s > 0.3, low)
-    job = tile_tasks.TileJob(LargeProblem.of(problem), SMALL, None, tmp_path)
-    window, t = Window(0, 16, 0, 16), problem.network.output
-    job._save(tile_tasks.TileTask(0, 0), problem, window, s * t)
-    read = job._duals(problem, window, 0) / t.double()
-    assert torch.allclose(read, s.double(), atol=(high - low) / tile_tasks.STEPS, rtol=0)
-    ends = (s == low) | (s == high)
-    assert torch.allclose(read[ends], s[ends].double(), rtol=1e-6, atol=0)
 
 
 def test_what_tiles_cannot_do_is_refused_with_the_reason():
@@ -205,7 +177,7 @@ def test_what_tiles_cannot_do_is_refused_with_the_reason():
 
 def test_a_disk_that_is_too_small_is_reported_before_any_work(monkeypatch):
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(tile_tasks.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     problem = LargeProblem(
         fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.2
     )
@@ -232,26 +204,13 @@ with temporary_folder(Path.cwd()) as place:
     )]  # fmt: skip
     for each in kept:
         each.mkdir()
-    problem = LargeProblem(
-        fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.1,
-        box=(0, 1),
-    )  # fmt: skip
-    tiles = cl.Tiles(size=32, overlap=16, folder=tmp_path)
-    with tile_tasks.tile_job(problem, tiles, None) as job:
-        assert not left.exists()
-        with tile_tasks.tile_job(problem, tiles, None):
-            assert job.folder.exists()
-    assert sorted(tmp_path.glob("convexlift-*")) == sorted(kept)
-
-
-def test_results_are_written_beside_no_folders_of_killed_processes(tmp_path):
-    with temporary_folder(tmp_path) as place:
-        gone = tmp_path / "out" / place.name.replace(str(os.getpid()), "4194399")  # no process
-    gone.mkdir(parents=True)
-    Image.fromarray((255 * picture()[0, 0].clamp(0, 1)).byte().numpy()).save(tmp_path / "a.png")
-    result = reconstruct_runs.run("denoise", tmp_path / "a.png", "-o", tmp_path / "out" / "b.png")
-    assert result.exit_code == 0, result.output
-    assert not gone.exists()
+    with temporary_folder(tmp_path) as other:  # of this process
+        tiles = replace(SMALL, folder=tmp_path)
+        problem = cl.VariationalProblem(
+            fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.1
+        )
+        cl.solve_tiles(problem, tiles=tiles, stop=cl.StopWhen(gap=0.1))
+        assert sorted(tmp_path.glob("convexlift-*")) == sorted([*kept, other])
 
 
 @pytest.mark.parametrize("how", ["callback", "keyboard", "keyboard in the callback", "time"])
@@ -284,52 +243,44 @@ def test_what_is_done_is_kept_with_an_honest_gap(how):
     assert all(each.tiles == 4 and each.iteration <= 4 for each in seen)
 
 
-def test_ctrl_c_while_the_image_is_blended_loses_nothing(monkeypatch):
-    problem = LargeProblem(
-        fidelity=cl.SquaredL2(picture()), regularizer=cl.TotalVariation().float(), weight=0.2
-    )
-    blended, presses = tile_tasks.TileJob.image, [1]
+def with_free_memory(monkeypatch, count):
+    """As on a computer that has so many bytes to give."""
+    whole = open
 
-    def impatient(job, window, sweep):
-        if presses and window.shape == job.large.size:
-            presses.pop()
-            raise KeyboardInterrupt
-        return blended(job, window, sweep)
+    def read(place, *more, **options):
+        said = io.StringIO(f"MemAvailable: {count // 1024} kB")
+        return said if place == "/proc/meminfo" else whole(place, *more, **options)
 
-    monkeypatch.setattr(tile_tasks.TileJob, "image", impatient)
-    stop = cl.StopWhen(gap=1e-9, max_iterations=20)
-    found = cl.solve_tiles(problem, tiles=SMALL, stop=stop)
-    assert not presses
-    assert found.status[0] is cl.Status.INTERRUPTED
-    assert len(found.history) == 1
-    assert math.isfinite(float(found.gap))
-    presses += [1, 1]
-    with pytest.raises(KeyboardInterrupt):  # twice means now
-        cl.solve_tiles(problem, tiles=SMALL, stop=stop)
-
-
-def measurement(height, width, operator=None):
-    y = torch.zeros(1, 1, height, width)
-    return Measurement(cl.SquaredL2(y), operator or cl.Identity(), None, y)
+    monkeypatch.setattr("builtins.open", read)
 
 
 def test_tiles_are_taken_where_the_memory_is_too_small(monkeypatch):
-    solver = PiecewiseSolver(cl.load("photo-any-size"), torch.device("cpu"))
-    monkeypatch.setattr(PiecewiseSolver, "_free", lambda self: 2**30)
-    assert solver.tiles_for(measurement(256, 256)) is None
-    large = solver.tiles_for(measurement(4000, 6000))
-    assert large is not None
-    assert 128 <= large.size <= 512
-    blurred = measurement(4000, 6000, cl.Blur(torch.ones(3, 3) / 9))
-    with pytest.raises(InputError, match=r"39\.\d GB here, and 1\.1 GB are free.*not diagonal"):
-        solver.tiles_for(blurred)
-    solver.tiles = None
-    with pytest.raises(InputError, match="Leave out --tiles off"):
-        solver.tiles_for(measurement(4000, 6000))
-    monkeypatch.setattr(PiecewiseSolver, "_free", lambda self: 2**24)
-    solver.tiles = "auto"
-    with pytest.raises(InputError, match="Free memory"):
-        solver.tiles_for(measurement(4000, 6000))
+    given = {"regularizer": "tv", "sigma": 0.1, "tolerance": 1e-2, "max_iterations": 100}
+    image = torch.rand(288, 288)
+    assert "notes" not in cl.reconstruct(image, **given, tiles=128).record  # as asked for
+    with_free_memory(monkeypatch, 34 * 10**6)
+    assert cl.reconstruct(image, **given).record["notes"] == [
+        "it is too large for the free memory, so it is solved in tiles of 128 x 128 pixels, with "
+        "one certificate for the whole"
+    ]
+    assert "notes" not in cl.reconstruct(image[:128, :128], **given).record
+    for free, options, reason in (
+        (10**7, {"tiles": "off"}, "Leave out tiles= off"),
+        (10**7, {"method": "lbfgs"}, "need method= default"),
+        (10**6, {}, "Free memory"),
+    ):
+        with_free_memory(monkeypatch, free)
+        with pytest.raises(InputError, match=reason):
+            cl.reconstruct(image, **given, **options)
+
+
+def test_a_file_for_which_the_memory_is_too_small_stops_no_other(tmp_path, monkeypatch):
+    for name, size in (("a", 16), ("b", 288), ("c", 16)):
+        save_image(tmp_path / "in" / f"{name}.png", torch.rand(size, size))
+    with_free_memory(monkeypatch, 10**6)
+    result = reconstruct_runs.solved(tmp_path / "in", tmp_path / "out", sigma=0.05)
+    assert [source.path.name for source, _ in result.failures] == ["b.png"]
+    assert len(result.records) == 2
 
 
 def test_channels_are_divided_one_after_the_other():
@@ -338,21 +289,6 @@ def test_channels_are_divided_one_after_the_other():
     found = cl.reconstruct(y, tiles=128, **options)
     assert found.x.shape == (3, 150, 40)
     assert torch.equal(found.x[0], found.x[2])
-
-
-@pytest.mark.slow
-def test_large_images_are_sampled_by_crops(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    y = 0.5 + 0.05 * torch.randn((3, 1, 400, 600), generator=generator)
-    whole = noise.estimate_noise(y, kind="gaussian").level
-    monkeypatch.setattr(noise, "MOST_PIXELS", 100_000)
-    monkeypatch.setattr(noise, "CROP", 64)
-    some = noise.sampled(y)
-    assert some.shape[1:] == (1, 64, 64)
-    assert 50_000 <= some.numel() <= 100_000
-    assert noise.estimate_noise(some, kind="gaussian").level == pytest.approx(whole, rel=0.05)
-    seen = noise.sampled(torch.ones(1, 1, 1, 1).expand_as(y))
-    assert seen.shape == some.shape
 
 
 def test_a_file_is_restored_in_tiles(tmp_path):

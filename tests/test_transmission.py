@@ -206,80 +206,53 @@ READING = torch.full((2, BINS), 300.0, dtype=torch.float64)
 WITH_NAN = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0], dtype=torch.float64)
 
 
+def integrals(reading=READING, flat=FLAT, dark=0.0, **options):
+    return cl.line_integrals(reading, flat, dark, **options)
+
+
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("changes", "message"),
     [
+        ({"reading": [[1.0]]}, "the intensity must be a torch.Tensor, got list"),
+        ({"reading": READING * WITH_NAN}, r"intensity must be finite, got nan at index \(0, 1\)"),
+        ({"flat": FLAT * WITH_NAN}, r"flat must be finite, got nan at index \(1,\)"),
+        ({"dark": math.nan}, "dark must be finite, got nan$"),
+        ({"reading": READING[0]}, r"\(angles, bins\) or .* \(5,\)"),
+        ({"reading": READING.expand(3, 2, BINS)}, r"must have the shape .* got \(3, 2, 5\)"),
         (
-            lambda: cl.line_integrals([[1.0]], 2.0),
-            TypeError,
-            "the intensity must be a torch.Tensor, got list",
+            {"flat": FLAT[:4]},
+            r"flat of shape \(4,\) does not fit readings of \(1, 1, 2, 5\); give a",
         ),
-        (
-            lambda: cl.line_integrals(READING * WITH_NAN, FLAT),
-            ValueError,
-            r"the intensity must be finite, got nan at index \(0, 1\)",
-        ),
-        (
-            lambda: cl.line_integrals(READING, FLAT * WITH_NAN),
-            ValueError,
-            r"flat must be finite, got nan at index \(1,\)",
-        ),
-        (
-            lambda: cl.line_integrals(READING, FLAT, math.nan),
-            ValueError,
-            "dark must be finite, got nan$",
-        ),
-        (lambda: cl.line_integrals(READING[0], FLAT), ValueError, r"\(angles, bins\) or .* \(5,\)"),
-        (
-            lambda: cl.line_integrals(READING.expand(3, 2, BINS), FLAT),
-            ValueError,
-            r"the intensity must have the shape .* got \(3, 2, 5\)",
-        ),
-        (
-            lambda: cl.line_integrals(READING, FLAT[:4]),
-            ValueError,
-            r"flat of shape \(4,\) does not fit readings of \(1, 1, 2, 5\); give a number",
-        ),
-        (
-            lambda: cl.line_integrals(READING, FLAT, DARK.expand(1, 1, 3, BINS)),
-            ValueError,
-            r"dark of shape \(1, 1, 3, 5\) does not fit",
-        ),
-        (
-            lambda: cl.line_integrals(READING, FLAT.expand(2, 2, BINS)),
-            ValueError,
-            r"flat of shape \(2, 2, 5\) does not fit .* one value for each reading",
-        ),
-        (lambda: cl.line_integrals(READING, FLAT, gain=0), ValueError, "gain > 0, got gain=0"),
-        (lambda: cl.line_integrals(READING, FLAT, floor=math.nan), ValueError, "got floor=nan"),
-        (lambda: cl.line_integrals(READING, FLAT, saturation=math.nan), ValueError, "saturation"),
-        (
-            lambda: cl.line_integrals(READING, FLAT, dark_variance=-1.0),
-            ValueError,
-            "needs dark_variance >= 0",
-        ),
-        (lambda: cl.line_integrals(READING, DARK, FLAT), ValueError, "no beam was measured"),
-        (
-            lambda: cl.line_integrals(READING, FLAT, saturation=300),
-            ValueError,
-            "all 10 readings are saturated or from dead pixels",
-        ),
-        (
-            lambda: cl.LineIntegrals(READING[None, None], -READING[None, None]),
-            ValueError,
-            "needs finite weights >= 0, but they are -300",
-        ),
-        (lambda: cl.Counts([1]), TypeError, "counts must be a torch.Tensor, got list"),
-        (
-            lambda: cl.Counts(torch.tensor([[1.0, 2.5]])),
-            ValueError,
-            r"counts must be integers, but they are 2.5 at index \(0, 1\); .* cl.KullbackLeibler",
-        ),
-        (lambda: cl.Counts(torch.tensor([[1.0, math.nan]])), ValueError, r"got nan at index \(0"),
-        (lambda: cl.Counts(torch.tensor([[1, -2]])), ValueError, "needs counts, but .* -2"),
-        (lambda: cl.Counts(torch.tensor([[1, 2]]), -1.0), ValueError, "background >= 0"),
+        ({"dark": DARK.expand(1, 1, 3, BINS)}, r"dark of shape \(1, 1, 3, 5\) does not fit"),
+        ({"flat": FLAT.expand(2, 2, BINS)}, r"does not fit .* one value for each reading"),
+        ({"gain": 0}, "gain > 0, got gain=0"),
+        ({"floor": math.nan}, "got floor=nan"),
+        ({"saturation": math.nan}, "saturation"),
+        ({"dark_variance": -1.0}, "needs dark_variance >= 0"),
+        ({"flat": DARK, "dark": FLAT}, "no beam was measured"),
+        ({"saturation": 300}, "all 10 readings are saturated or from dead pixels"),
     ],
 )
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_readings_that_cannot_be_are_refused(changes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        integrals(**changes)
+
+
+@pytest.mark.parametrize(
+    ("counts", "background", "message"),
+    [
+        ([1], 0.0, "counts must be a torch.Tensor, got list"),
+        (torch.tensor([[1.0, 2.5]]), 0.0, r"integers, but they are 2.5 at .* cl.KullbackLeibler"),
+        (torch.tensor([[1.0, math.nan]]), 0.0, r"got nan at index \(0"),
+        (torch.tensor([[1, -2]]), 0.0, "needs counts, but .* -2"),
+        (torch.tensor([[1, 2]]), -1.0, "background >= 0"),
+    ],
+)
+def test_counts_are_checked(counts, background, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cl.Counts(counts, background)
+
+
+def test_weights_of_line_integrals_are_checked():
+    with pytest.raises(ValueError, match="needs finite weights >= 0, but they are -300"):
+        cl.LineIntegrals(READING[None, None], -READING[None, None])

@@ -91,34 +91,18 @@ def test_formats_say_what_they_cannot_hold():
         write_picture(stack, Path("a.gif"))
 
 
-def test_damaged_files_are_named(tmp_path):
-    for name in ("a.png", "a.tif", "a.npy", "a.jpg"):
-        (tmp_path / name).write_bytes(b"nothing of that kind")
-        with pytest.raises(ValueError, match=f"{name} cannot be read as a picture"):
-            read_picture(tmp_path / name)
-    np.save(tmp_path / "text.npy", np.array([["a", "b"]]))
-    with pytest.raises(ValueError, match="write real numbers"):
-        read_picture(tmp_path / "text.npy")
-
-
-@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5)])
-def test_complex_numbers_are_refused_with_the_shape_in_the_file(shape, tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros(shape, complex))
-    message = re.escape(f"a.npy holds complex128 of shape {shape}; write real numbers")
-    with pytest.raises(ValueError, match=message):
-        read_picture(tmp_path / "a.npy")
-
-
-@pytest.mark.parametrize("shape", [(5,), (0, 5)])
-def test_arrays_without_pixels_are_refused(shape, tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros(shape))
-    with pytest.raises(ValueError, match=re.escape(f"it has the shape {shape}; write (H, W)")):
-        read_picture(tmp_path / "a.npy")
-
-
-def test_python_objects_are_not_loaded(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([[1, None], [2, 3]], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"a\.npy .* the array holds Python objects.* np\.save\("):
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros((2, 3, 5), complex), "a.npy holds complex128 of shape (2, 3, 5); write real num"),
+        (np.array([["a", "b"]]), "write real numbers"),
+        (np.zeros(5), "it has the shape (5,); write (H, W)"),
+        (np.zeros((0, 5)), "it has the shape (0, 5); write (H, W)"),
+    ],
+)
+def test_arrays_that_are_no_pictures_are_refused(array, said, tmp_path):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(ValueError, match=re.escape(said)):
         read_picture(tmp_path / "a.npy")
 
 
