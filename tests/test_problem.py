@@ -54,7 +54,7 @@ def state(**changes):
             r"needs x >= 0: give box=\(0, None\), or the expected background",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_refused(changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
