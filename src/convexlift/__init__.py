@@ -8,6 +8,6 @@ loads neither torch nor anything else that takes long.
 
 from convexlift.lazy_names import lazy_names as _lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, adapters=("cil", "deepinv"))
