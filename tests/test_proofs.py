@@ -51,6 +51,20 @@ def test_solutions_behind_every_operator_are_confirmed(name, fidelity, box, dtyp
     confirm(problem, solution.proof.claim, tmp_path / "x.proof", within)
 
 
+@pytest.mark.parametrize("box", [(0.0, None), (0.0, 1.0)])
+def test_counts_without_background_are_confirmed(box, tmp_path):
+    """The slope of y log(y / w) is infinite at w = 0, where pixels are unseen or black."""
+    mask = (torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(1)) < 0.7).double()
+    y = 20 * mask * zoo.clean_images(1).clamp_min(0)
+    y[..., :2, :] = 0
+    problem = cl.VariationalProblem(
+        fidelity=cl.KullbackLeibler(y), operator=20.0 * cl.Mask(mask),
+        regularizer=cl.TotalVariation().double(), weight=1.0, box=box,
+    )  # fmt: skip
+    solution = cl.solve(problem)
+    confirm(problem, solution.proof.claim, tmp_path / "x.proof", 1e-9)
+
+
 def test_a_proof_needs_a_bound_and_parts_that_can_be_described(tmp_path):
     problem = zoo.problem("plain", cl.ReLU(), "L2", "box")
     outside = cl.certify(problem, torch.full((1, 1, 8, 8), 2.0))

@@ -841,7 +841,8 @@ def behind_diagonal(f: Fidelity, c: Ball, d: Ball, low: Array, high: Array) -> B
 def lower_bound(proof: Proof) -> tuple[Ball, Any]:
     """A lower bound on J, and a mask of the images for which it holds near x only."""
     (c, beta), x, f, A, v = minorant(proof), proof.x, proof.fidelity, proof.operator, proof.v
-    slopes = f.clip(f.slope(np.zeros((proof.batch, *A.shape))) if v is None else v)
+    at_zero = f.slope(np.zeros((proof.batch, *A.shape)))  # infinite for counts without a mean
+    slopes = f.clip(np.where(np.isfinite(at_zero), at_zero, 0.0) if v is None else v)
     # D(A x') >= <v, A x'> - f*(v) for these v, so D(A x') + <c, x'> >= <g, x'> - f*(v).
     g, d = A.pull(Ball(slopes)) + c, A.push(Ball(np.ones_like(x)))
     size = np.abs(d.value)  # sizes of the diagonal, if there is one
