@@ -93,8 +93,8 @@ def packed(patch: pytest.MonkeyPatch) -> Counter:
     return count
 
 
-def kernels(patch: pytest.MonkeyPatch, *, low_tiles: bool = False, triton: bool = False) -> Counter:
-    """Kernels on the threads of a CPU: those of CUDA, or Triton's in its interpreter."""
+def kernels(patch: pytest.MonkeyPatch, *, low_tiles: bool = False) -> Counter:
+    """Kernels on the threads of a CPU: those of CUDA."""
     plain(patch)
     chosen, launches = pdhg.fastest_iterations, []
 
@@ -112,8 +112,6 @@ def kernels(patch: pytest.MonkeyPatch, *, low_tiles: bool = False, triton: bool 
 
     patch.setattr(pdhg, "fastest_iterations", fastest)
     patch.setattr(fused_iterations, "IDLE", fused_iterations.IdleMachines())
-    if triton:
-        return counted(patch, FusedIterations, "iterate")
     patch.setattr(one_pass, "WORTHWHILE", 1)
     patch.setattr(first_layer, "FEW", 10**6 if low_tiles else 0)
     patch.setattr(first_layer, "compiled", launching(HostKernel))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -166,22 +166,17 @@ def _check_ramp(activation: Activation, a: Tensor, tolerance: float) -> None:
     _at_most(error, tolerance, "h is not the integral of its ramp: {:.1e}")
 
 
-def check_functional(
-    fidelity: Fidelity, *, sampler: Callable[[Tensor], Tensor] | None = None, seed: int = 0
-) -> None:
+def check_functional(fidelity: Fidelity, *, seed: int = 0) -> None:
     """Prox, Moreau, Fenchel-Young, gradient and excess of a fidelity, in float64.
 
     Args:
         fidelity: f.
-        sampler: maps standard normal numbers to arguments w in the domain of f; the default
-            scatters them around the data.
         seed: of the random numbers.
     """
     f = fidelity.to(dtype=torch.float64)
     random = _Random(seed, torch.float64)
     shape = f.y.shape
-    draw = sampler or (lambda noise: f.y + noise.abs())
-    w = draw(random.normal(*shape))
+    w = f.y + random.normal(*shape).abs()
     step = random.uniform(0.1, 2.0, *shape)
     any_w = f.y + random.normal(*shape)
 

@@ -24,9 +24,9 @@ WIDEST, LEFT = 120, 28
 VALUES = {"path": "PATH", "int": "N", "float": "NUMBER", "str": "TEXT", "bool": ""}
 
 
-def epilog(examples: str, statuses: str = STATUSES) -> str:
+def epilog(examples: str) -> str:
     """Examples, one in a line, and the exit statuses: the end of a help text."""
-    return f"Examples:\n\n{textwrap.indent(examples, '  ')}\n\n{statuses}"
+    return f"Examples:\n\n{textwrap.indent(examples, '  ')}\n\n{STATUSES}"
 
 
 class Entry(NamedTuple):
