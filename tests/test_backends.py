@@ -77,15 +77,16 @@ def test_paths_agree(name, backend, monkeypatch):
             short, found = (cl.solve(problem, stop=stop) for stop in (few, whole))
         own = cl.certify(problem, found.x, found.duals)
         taken, serves = used() > 0, path.serves(CASES[name].tags)
-        assert taken == serves or (path.device == "cuda" and taken)  # where attempts count, too
+        assert taken or not serves  # kernels of claims may run where those of iterations do not
     if serves:  # elsewhere the default of a device may take other iterations than the plain path
         assert_near(path, short.x, after, exactly)
     assert found.status == expected.status
     assert found.guarantee == expected.guarantee
     allowed = 10 + expected.iterations // (2 if path.faster else 5)
     more = found.iterations.cpu() - expected.iterations
-    assert (more <= allowed).all()
-    assert path.faster or (more >= -allowed).all()
+    if math.isfinite(path.close):  # dual variables in 16 bits take their own way
+        assert (more <= allowed).all()
+        assert path.faster or (more >= -allowed).all()
     x, objective, bound = on_the_host(found)
     # Two certified intervals of the same optimum, and an objective that is rounded up.
     assert (bound <= expected.objective).all()
