@@ -47,15 +47,18 @@ def compiled(
         pool: side of the blocks of pixels whose sums ``values`` gives, a power of 2; or 0.
         coded: whether dual variables are slopes in 16 bits (``problems.packed_slopes``).
     """
-    count, channels, *sides = filters
-    taps = math.prod(sides)
-    known = channels == 1 and len(sides) == 2 and taps <= LARGEST_FILTER
-    if device.type != "cuda" or torch.version.cuda is None or not known:
-        return None
-    if count * (taps + taps % 2) > MOST_TAPS:
+    if device.type != "cuda" or torch.version.cuda is None or not supports(filters):
         return None
     text = source(filters, tile=tile, coarse=coarse, biased=biased, pool=pool, coded=coded)
     return module(device, text, NAMES).get(name)
+
+
+def supports(filters: torch.Size) -> bool:
+    """Whether the kernels take filters of this shape: images of one channel, and few taps."""
+    count, channels, *sides = filters
+    taps = math.prod(sides)
+    few = taps <= LARGEST_FILTER and count * (taps + taps % 2) <= MOST_TAPS
+    return channels == 1 and len(sides) == 2 and few
 
 
 def source(
